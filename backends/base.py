@@ -1,0 +1,73 @@
+"""The contract that every backend meets, whatever engine or cloud stands behind it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+
+from backends.types import BackendHealth, EventBatch, GenerationRequest, LoadProgress, Prompt
+
+
+class Backend(ABC):
+    """One way of making tokens, with a life cycle: construct, `start`, use, `aclose`.
+
+    Every method may be called from one event loop only. Errors are those of `backends.errors` and `models.errors`;
+    anything else that escapes is a bug and becomes a 500.
+    """
+
+    kind: str
+    """The name clients use: `llamacpp`, `vllm`, `litellm`, or `fake`."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Begin whatever must run in the background (preload, probing). Returns at once; never raises for a model's
+        sake: a failed preload shows in `health`."""
+
+    @abstractmethod
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[EventBatch, None]:
+        """Run one request; the events and their order are those of `backends.types`.
+
+        Nothing happens before the first `__anext__`. What is wrong with the request is raised there, before any
+        event. A model that is not loaded is loaded first (the request waits). Closing the generator, at any time and
+        in any phase, aborts the engine's work; so does cancelling the task that awaits it. The caller owns the
+        generator and must close it.
+
+        Raises: UnknownModel, BackendNotAvailable, ContextLengthExceeded, UnsupportedParameter, InvalidParameter,
+        InvalidGrammar, TemplateRefused, NotSupported; ModelNotReady, InsufficientMemory, Draining, Overloaded,
+        BackendUnavailable, BackendFailed, BackendTimeout, UpstreamError.
+        """
+
+    @abstractmethod
+    async def abort(self, request_id: str) -> None:
+        """Stop the work of a request. Unknown or finished ids are no error. Its generator ends with BackendFailed
+        unless it was closed already."""
+
+    @abstractmethod
+    async def count_tokens(self, model: str, prompt: Prompt) -> int:
+        """Tokens of `prompt` after the model's own template. Loads the model if need be. Never waits for a
+        generation."""
+
+    @abstractmethod
+    def load(self, model: str) -> AsyncGenerator[LoadProgress, None]:
+        """Load a model; the last progress has the phase `ready`. Joins a load that already runs, waits for an unload
+        that runs. Closing the generator does not stop the load.
+
+        Raises: UnknownModel, UnusableModel, SourceUnavailable, InsufficientMemory, NotSupported. What was loaded
+        stays as it was.
+        """
+
+    @abstractmethod
+    async def unload(self, model: str) -> None:
+        """Refuse new work for the model, let running requests finish (bounded), free its memory. Succeeds at once if
+        it is not loaded, joins an unload that runs.
+
+        Raises: UnknownModel, Conflict (a load of it runs), NotSupported.
+        """
+
+    @abstractmethod
+    async def health(self) -> BackendHealth:
+        """Cheap and bounded (< 1 s); never raises, never makes a paid call, never waits for a generation."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Abort what runs and free everything. Idempotent."""
