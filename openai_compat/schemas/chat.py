@@ -1,0 +1,152 @@
+"""`POST /v1/chat/completions`: its fields, and the request they become."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from openai_compat.schemas.fields import Boolean, Integer, ListOf, Object, OneOf, Text
+from openai_compat.schemas.messages import Messages
+from openai_compat.schemas.problems import Problems
+from openai_compat.schemas.sampling import (
+    MAX_TOKENS,
+    SAMPLING,
+    check_together,
+    include_usage,
+    sampling_of,
+)
+from openai_compat.schemas.table import ROUTING, Field, Table, check_body, harmless, refused
+from openai_compat.schemas.tools import (
+    FunctionCall,
+    Functions,
+    ResponseFormat,
+    ToolChoice,
+    Tools,
+    check_tool_choice,
+)
+
+RESERVED_TEMPLATE_NAMES: Final = frozenset(
+    {
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "chat_template",
+    }
+)
+"""What the template is given by us: a caller's `chat_template_kwargs` must not replace it."""
+
+CHAT: Final[Table] = {
+    "messages": Field(Messages(), "The conversation, 1–1000 messages.", required=True),
+    "model": Field(Text(min_length=1), "A model of GET /v1/models, by id or alias.", required=True),
+    **SAMPLING,
+    "max_completion_tokens": Field(Integer(1, MAX_TOKENS), "The same as max_tokens, and wins over it."),
+    "logprobs": Field(Boolean(), "Report the probability of each token.", default=False),
+    "top_logprobs": Field(Integer(0, 20), "Alternatives per token; needs logprobs."),
+    "chat_template_kwargs": Field(
+        Object(reserved=RESERVED_TEMPLATE_NAMES), "Variables of the chat template."
+    ),
+    "add_generation_prompt": Field(Boolean(), "Begin an assistant turn after the messages.", default=True),
+    "continue_final_message": Field(Boolean(), "Continue the last, assistant, message.", default=False),
+    "parallel_tool_calls": harmless(Boolean(), "Several calls at once: nothing without tools."),
+    "reasoning_effort": harmless(Text(), "A hint that models here do not take."),
+    "verbosity": harmless(Text(), "A hint that models here do not take."),
+    "tools": refused(Tools(), "Functions the model may call."),
+    "tool_choice": refused(ToolChoice(), "Which tool to call.", unless=lambda choice: choice == "none"),
+    "functions": refused(Functions(), "The deprecated form of tools."),
+    "function_call": refused(
+        FunctionCall(), "The deprecated form of tool_choice.", unless=lambda call: call == "none"
+    ),
+    "response_format": refused(
+        ResponseFormat(), "The form of the answer.", unless=lambda form: form["type"] == "text"
+    ),
+    "modalities": refused(
+        ListOf(OneOf("text", "audio", "image"), max_items=3),
+        "Kinds of output; text is all there is.",
+        unless=lambda kinds: set(kinds) <= {"text"},
+    ),
+    "audio": refused(Object(), "Audio output."),
+    "prediction": refused(Object(), "Predicted output."),
+    "web_search_options": refused(Object(), "Web search."),
+    **ROUTING,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A body that met the schema. `sampling` holds only what the caller set."""
+
+    messages: list[dict[str, Any]]
+    model: str
+    backend: str | None
+    stream: bool
+    include_usage: bool
+    n: int
+    sampling: dict[str, Any]
+    add_generation_prompt: bool
+    continue_final_message: bool
+    template_kwargs: dict[str, Any]
+    ignored: tuple[str, ...]
+    refused: tuple[str, ...]
+
+
+def read_chat(body: Mapping[str, Any], *, strict: bool = False) -> ChatRequest:
+    """Check a body. Raises: ValidationFailed with every problem found."""
+    problems = Problems()
+    checked = check_body(body, CHAT, problems, strict=strict)
+    values = checked.values
+    limit = values.pop("max_completion_tokens", None)
+    if limit is not None:
+        values["max_tokens"] = limit
+    check_together(values, problems)
+    _check_chat_together(values, problems)
+    problems.raise_if_any()
+    sampling = sampling_of(values)
+    if values.get("logprobs"):
+        sampling["logprobs"] = values.get("top_logprobs", 0)
+    return ChatRequest(
+        messages=values["messages"],
+        model=values["model"],
+        backend=values.get("backend"),
+        stream=values.get("stream", False),
+        include_usage=include_usage(values),
+        n=values.get("n", 1),
+        sampling=sampling,
+        add_generation_prompt=values.get(
+            "add_generation_prompt", not values.get("continue_final_message", False)
+        ),
+        continue_final_message=values.get("continue_final_message", False),
+        template_kwargs=values.get("chat_template_kwargs", {}),
+        ignored=tuple(checked.ignored),
+        refused=tuple(_still_refused(checked.refused, values)),
+    )
+
+
+def _check_chat_together(values: dict[str, Any], problems: Problems) -> None:
+    if values.get("top_logprobs") is not None and not values.get("logprobs"):
+        msg = "top_logprobs is only allowed when logprobs is true"
+        problems.add("value_error", ("top_logprobs",), msg, values["top_logprobs"])
+    if values.get("continue_final_message"):
+        at = ("continue_final_message",)
+        if values.get("add_generation_prompt"):
+            msg = "continue_final_message and add_generation_prompt cannot both be true"
+            problems.add("value_error", at, msg, True)
+        messages = values.get("messages")
+        if messages and messages[-1]["role"] != "assistant":
+            problems.add(
+                "value_error", at, "continue_final_message needs a last message of role 'assistant'", True
+            )
+    check_tool_choice(values, problems)
+
+
+def _still_refused(names: list[str], values: dict[str, Any]) -> list[str]:
+    """Tools that must not be called ask for nothing."""
+    moot: set[str] = set()
+    if values.get("tool_choice") == "none":
+        moot.add("tools")
+    if values.get("function_call") == "none":
+        moot.add("functions")
+    return [name for name in names if name not in moot]

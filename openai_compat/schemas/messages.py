@@ -1,0 +1,243 @@
+"""The `messages` of a chat: what a conversation may look like. What becomes of it: `serving.messages`."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from typing_extensions import override
+
+from openai_compat.schemas.fields import Kind, Schema, check_length
+from openai_compat.schemas.problems import INVALID, Loc, Problems
+
+ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
+MAX_MESSAGES: Final = 1000
+MAX_PARTS: Final = 1000
+MAX_TOOL_CALLS: Final = 128
+
+MEDIA_PARTS: Final = frozenset({"image_url", "input_audio", "audio_url", "video_url", "file"})
+_CONTENTLESS_ROLES: Final = frozenset({"assistant", "function"})
+_ROLE_MSG: Final = "Input should be " + ", ".join(f"'{role}'" for role in ROLES[:-1]) + f" or '{ROLES[-1]}'"
+_PARTS_MSG: Final = "Input should be 'text', 'refusal', " + ", ".join(
+    f"'{kind}'" for kind in sorted(MEDIA_PARTS)
+)
+
+
+class Messages(Kind):
+    """1–1000 messages. Gives them as they came; nothing in them is changed here."""
+
+    @override
+    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+        if type(value) is not list:
+            return problems.add("list_type", loc, "Input should be a valid list", value)
+        if not check_length(value, 1, MAX_MESSAGES, loc, problems):
+            return INVALID
+        before = problems.count
+        for index, message in enumerate(value):
+            _check_message(message, index, (*loc, index), problems)
+        return INVALID if problems.count > before else value
+
+    @property
+    @override
+    def schema(self) -> Schema:
+        return {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": _MESSAGE_SCHEMA}
+
+
+def _check_message(message: Any, index: int, loc: Loc, problems: Problems) -> None:
+    if type(message) is not dict:
+        problems.add("dict_type", loc, "Input should be a valid object", message)
+        return
+    role = message.get("role")
+    if type(role) is not str or role not in ROLES:
+        if role is None:
+            problems.add("missing", (*loc, "role"), "Field required", None)
+        else:
+            problems.add("literal_error", (*loc, "role"), _ROLE_MSG, role)
+        return
+    _check_content(message, role, index, loc, problems)
+    for key in ("name", "refusal", "tool_call_id", "reasoning_content", "reasoning"):
+        text = message.get(key)
+        if text is not None and type(text) is not str:
+            problems.add("string_type", (*loc, key), "Input should be a valid string", text)
+    if role == "assistant":
+        _check_calls(message, loc, problems)
+
+
+def _check_content(message: dict[str, Any], role: str, index: int, loc: Loc, problems: Problems) -> None:
+    content = message.get("content")
+    at = (*loc, "content")
+    if type(content) is str:
+        empty = not content
+    elif content is None:
+        if role in _CONTENTLESS_ROLES:
+            return
+        if "content" in message:
+            problems.add("string_type", at, f"content of role '{role}' cannot be null", None)
+        else:
+            problems.add("missing", at, "Field required", None)
+        return
+    elif type(content) is list:
+        if not check_length(content, 0, MAX_PARTS, at, problems):
+            return
+        before = problems.count
+        for part_index, part in enumerate(content):
+            _check_part(part, (*at, part_index), problems)
+        if problems.count > before:
+            return
+        empty = all(part["type"] == "text" and not part["text"] for part in content)
+    else:
+        problems.add("string_type", at, "Input should be a string or a list of content parts", content)
+        return
+    if empty and role == "user":
+        msg = f"Message at index {index} with role 'user' cannot have empty content"
+        problems.add("value_error", at, msg, content)
+
+
+def _check_part(part: Any, loc: Loc, problems: Problems) -> None:
+    if type(part) is not dict:
+        problems.add("dict_type", loc, "Input should be a valid object", part)
+        return
+    kind = part.get("type")
+    if kind in ("text", "refusal"):
+        text = part.get(kind)
+        if text is None:
+            problems.add("missing", (*loc, kind), "Field required", None)
+        elif type(text) is not str:
+            problems.add("string_type", (*loc, kind), "Input should be a valid string", text)
+    elif kind is None:
+        problems.add("missing", (*loc, "type"), "Field required", None)
+    elif type(kind) is not str or kind not in MEDIA_PARTS:
+        problems.add("literal_error", (*loc, "type"), _PARTS_MSG, kind)
+    else:
+        _check_media(part, kind, (*loc, kind), problems)
+
+
+def _check_media(part: dict[str, Any], kind: str, loc: Loc, problems: Problems) -> None:
+    media = part.get(kind)
+    if media is None:
+        problems.add("missing", loc, "Field required", None)
+    elif type(media) is not dict:
+        problems.add("dict_type", loc, "Input should be a valid object", media)
+    elif kind.endswith("_url") and type(media.get("url")) is not str:
+        problems.add("string_type", (*loc, "url"), "Input should be a valid string", media.get("url"))
+
+
+def _check_calls(message: dict[str, Any], loc: Loc, problems: Problems) -> None:
+    calls = message.get("tool_calls")
+    if calls is not None:
+        at = (*loc, "tool_calls")
+        if type(calls) is not list:
+            problems.add("list_type", at, "Input should be a valid list", calls)
+        elif check_length(calls, 0, MAX_TOOL_CALLS, at, problems):
+            for index, call in enumerate(calls):
+                _check_call(call, (*at, index), problems)
+    call = message.get("function_call")
+    if call is not None:
+        _check_function(call, (*loc, "function_call"), problems)
+    audio = message.get("audio")
+    if audio is not None and type(audio) is not dict:
+        problems.add("dict_type", (*loc, "audio"), "Input should be a valid object", audio)
+
+
+def _check_call(call: Any, loc: Loc, problems: Problems) -> None:
+    if type(call) is not dict:
+        problems.add("dict_type", loc, "Input should be a valid object", call)
+        return
+    if call.get("type") not in (None, "function"):
+        problems.add("literal_error", (*loc, "type"), "Input should be 'function'", call["type"])
+    if call.get("id") is not None and type(call["id"]) is not str:
+        problems.add("string_type", (*loc, "id"), "Input should be a valid string", call["id"])
+    if call.get("function") is None:
+        problems.add("missing", (*loc, "function"), "Field required", None)
+    else:
+        _check_function(call["function"], (*loc, "function"), problems)
+
+
+def _check_function(function: Any, loc: Loc, problems: Problems) -> None:
+    if type(function) is not dict:
+        problems.add("dict_type", loc, "Input should be a valid object", function)
+        return
+    name = function.get("name")
+    if name is None:
+        problems.add("missing", (*loc, "name"), "Field required", None)
+    elif type(name) is not str or not name:
+        problems.add("string_type", (*loc, "name"), "Input should be a non-empty string", name)
+    arguments = function.get("arguments")
+    if arguments is None or arguments == "":
+        return
+    at = (*loc, "arguments")
+    if type(arguments) is not str:
+        problems.add("string_type", at, "Input should be a string of JSON", arguments)
+        return
+    try:
+        parsed = msgspec.json.decode(arguments)
+    except (msgspec.MsgspecError, RecursionError):
+        problems.add("json_invalid", at, "Input should be a string of valid JSON", arguments)
+        return
+    if parsed is not None and type(parsed) is not dict:
+        problems.add("json_type", at, "Input should be the JSON of an object", arguments)
+
+
+_FUNCTION_SCHEMA: Final[Schema] = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": {"type": "string", "minLength": 1},
+        "arguments": {"type": ["string", "null"], "description": "JSON of an object; empty is {}."},
+    },
+}
+
+_PART_SCHEMA: Final[Schema] = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"type": "string", "enum": ["text", "refusal", *sorted(MEDIA_PARTS)]},
+        "text": {"type": "string"},
+        "refusal": {"type": "string"},
+        "image_url": {
+            "type": "object",
+            "required": ["url"],
+            "properties": {"url": {"type": "string"}, "detail": {"type": "string"}},
+        },
+    },
+}
+
+_MESSAGE_SCHEMA: Final[Schema] = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {"type": "string", "enum": list(ROLES)},
+        "content": {
+            "description": "Null for the assistant and function roles only; never empty for the user role.",
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": _PART_SCHEMA, "maxItems": MAX_PARTS},
+                {"type": "null"},
+            ],
+        },
+        "name": {"type": ["string", "null"]},
+        "tool_call_id": {"type": ["string", "null"]},
+        "refusal": {"type": ["string", "null"]},
+        "reasoning_content": {"type": ["string", "null"]},
+        "reasoning": {"type": ["string", "null"]},
+        "tool_calls": {
+            "anyOf": [
+                {
+                    "type": "array",
+                    "maxItems": MAX_TOOL_CALLS,
+                    "items": {
+                        "type": "object",
+                        "required": ["function"],
+                        "properties": {
+                            "id": {"type": ["string", "null"]},
+                            "type": {"type": ["string", "null"], "enum": ["function", None]},
+                            "function": _FUNCTION_SCHEMA,
+                        },
+                    },
+                },
+                {"type": "null"},
+            ]
+        },
+        "function_call": {"anyOf": [_FUNCTION_SCHEMA, {"type": "null"}]},
+    },
+}
