@@ -25,7 +25,7 @@ export UV_PYTHON_DOWNLOADS := never
 export BENTOML_DO_NOT_TRACK
 
 install = $(UV) pip install --quiet --require-hashes --python
-say = @printf '\033[1m%s\033[0m\n'
+say = @echo '=='
 
 .PHONY: help
 help:  ## List the targets

@@ -24,6 +24,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -106,7 +107,7 @@ def run_and_show(command: list[str], environment: dict[str, str], log: Path) -> 
     live = sys.stderr.isatty()
     with log.open("wb") as out, log.open("rb") as written:
         process = subprocess.Popen(  # noqa: S603  our own command
-            command, stdout=out, stderr=subprocess.STDOUT, env=environment
+            command, stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
         try:
             step = ""
@@ -125,7 +126,9 @@ def run_and_show(command: list[str], environment: dict[str, str], log: Path) -> 
                     return code
                 time.sleep(0.2)
         finally:
-            process.terminate()
+            # pip does not take its compilers along when it is stopped: end the whole session.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
             process.wait()
 
 
@@ -192,6 +195,7 @@ def main() -> None:
     parser.add_argument("--folder", action="store_true", help="only print the folder; build nothing")
     parser.add_argument("--adopt", type=Path, metavar="WHEEL", help="take a wheel built on this machine")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     what = identity()
     folder = wheel_folder(what)
     if options.folder:
