@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -158,16 +159,23 @@ CODES: frozenset[str] = frozenset(row.code for row in ROWS.values())
 def known_error(exc: BaseException) -> Exception:
     """`exc` itself when `ROWS` knows it; what it stands for when it is the framework's; else a hidden 500.
 
-    Unwraps a group of one, and the framework's own `HTTPException` (404, 405, a body that could not be read
-    because of one of our errors).
+    Unwraps a group of one, and the framework's own errors: a schema's, and `HTTPException` (404, 405, a body
+    that could not be read because of one of our errors).
     """
-    while isinstance(exc, BaseExceptionGroup) and len(exc.exceptions) == 1:
-        exc = exc.exceptions[0]
+    exc = _unwrapped(exc)
     if isinstance(exc, be.ServiceError | me.ModelError):
         return exc
+    if isinstance(exc, RequestValidationError):
+        return from_pydantic(exc.errors(), prefix=())
     if isinstance(exc, HTTPException):
         return _from_http_exception(exc)
     return be.BackendFailed(INTERNAL_MESSAGE)
+
+
+def is_internal(exc: BaseException) -> bool:
+    """True when `exc` is a bug of ours, whose own words go to the log and never to the client."""
+    exc = _unwrapped(exc)
+    return not isinstance(exc, be.ServiceError | me.ModelError | HTTPException | RequestValidationError)
 
 
 def error_row(exc: BaseException) -> Row:
@@ -261,7 +269,8 @@ def sse_error_frame(exc: BaseException) -> bytes:
 def from_pydantic(
     errors: Iterable[Mapping[str, Any]], *, prefix: Sequence[str] = ("body",)
 ) -> ValidationFailed:
-    """`ValidationError.errors()` as our error. `prefix` goes before each `loc`; `()` if it is there already."""
+    """`ValidationError.errors()` as our error. `prefix` goes before each `loc`; `()` if it is there
+    already."""
     return ValidationFailed(
         {
             "type": entry.get("type", "value_error"),
@@ -329,6 +338,12 @@ def _plain(value: object, limit: int, *, depth: int, budget: list[int]) -> objec
             items.append(_plain(item, limit, depth=depth - 1, budget=budget))
         return items
     return None
+
+
+def _unwrapped(exc: BaseException) -> BaseException:
+    while isinstance(exc, BaseExceptionGroup) and len(exc.exceptions) == 1:
+        exc = exc.exceptions[0]
+    return exc
 
 
 def _entry(entry: Mapping[str, Any]) -> dict[str, Any]:

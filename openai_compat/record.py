@@ -1,6 +1,7 @@
 """One request's notebook: made when it arrives, written by every layer, read once at its end.
 
-It lives in `scope["llm.record"]`, so that the layers share one object and none of them keeps a table of its own.
+It lives in `scope["llm.record"]`, so that the layers share one object and none of them keeps a table of its
+own.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ KEY = "llm.record"
 class RequestRecord:
     """What the access log, the metrics and the response headers say of one request.
 
-    Times are `time.monotonic()` in seconds. A field that nobody has written stays None and is left out of the log.
-    Nothing here is ever a prompt, an answer or a key.
+    Times are `time.monotonic()` in seconds. A field that nobody has written stays None and is left out of
+    the log. Nothing here is ever a prompt, an answer or a key.
     """
 
     __slots__ = (

@@ -1,0 +1,180 @@
+"""Series in files, one set per process, and the text that one scrape makes of all of them.
+
+The files are those of prometheus_client's multiprocess mode, written through its own `MmapedDict` and merged
+by its own collector, but without its `ValueClass`: that one is chosen by an environment variable when the
+package is first imported, which other code in this process has usually done already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol, cast
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.utils import floatToGoString
+
+_generation = itertools.count()
+
+
+class NumberFile(Protocol):
+    """What we use of `MmapedDict`, which carries no types."""
+
+    def read_value(self, key: str) -> tuple[float, float]:
+        """(value, timestamp); makes the key with 0.0."""
+
+    def write_value(self, key: str, value: float, timestamp: float) -> None:
+        """Replace both."""
+
+    def close(self) -> None:
+        """Close the file."""
+
+
+class Cell:
+    """One number of this process, in memory and in its file."""
+
+    __slots__ = ("_file", "_key", "value")
+
+    def __init__(self, file: NumberFile, key: str) -> None:
+        self._file = file
+        self._key = key
+        self.value: float = file.read_value(key)[0]
+
+    def add(self, amount: float) -> None:
+        """Add to it."""
+        self.value += amount
+        self._file.write_value(self._key, self.value, 0.0)
+
+    def set(self, value: float) -> None:
+        """Replace it."""
+        self.value = value
+        self._file.write_value(self._key, value, 0.0)
+
+
+class HistogramCells:
+    """One histogram series. `bounds` are upper bounds in rising order, without +Inf."""
+
+    __slots__ = ("_cells", "_sum", "bounds")
+
+    def __init__(self, cells: Sequence[Cell], total: Cell, bounds: Sequence[float]) -> None:
+        self._cells = cells
+        self._sum = total
+        self.bounds = bounds
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self._cells[bisect_left(self.bounds, value)].add(1.0)
+        self._sum.add(value)
+
+    def observe_many(self, counts: Sequence[int], total: float) -> None:
+        """Add values that were sorted into buckets before: one count per bound, then the one above all."""
+        for cell, count in zip(self._cells, counts, strict=True):
+            if count:
+                cell.add(count)
+        if total:
+            self._sum.add(total)
+
+
+class SeriesFiles:
+    """The series of this process in `directory`. Used from one thread; `render` may run in another."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        # The second part keeps two sets of one process apart; after a restart under the same pid (a
+        # container) the files are found again and the counters go on.
+        owner = f"{os.getpid()}-{next(_generation)}"
+        self._counters = _open(directory / f"counter_{owner}.db")
+        self._histograms = _open(directory / f"histogram_{owner}.db")
+        self._gauges = _open(directory / f"gauge_livesum_{owner}.db")
+
+    def counter(self, name: str, about: str, labels: dict[str, str]) -> Cell:
+        """A counter; `name` ends in `_total`."""
+        return Cell(self._counters, _key(name.removesuffix("_total"), name, labels, about))
+
+    def gauge(self, name: str, about: str, labels: dict[str, str]) -> Cell:
+        """A gauge that starts at 0; a scrape shows the sum over the processes that live."""
+        cell = Cell(self._gauges, _key(name, name, labels, about))
+        cell.set(0.0)
+        return cell
+
+    def histogram(
+        self, name: str, about: str, labels: dict[str, str], bounds: Sequence[float]
+    ) -> HistogramCells:
+        """A histogram with these upper bounds."""
+        cells = [
+            Cell(self._histograms, _key(name, name + "_bucket", labels | {"le": le}, about))
+            for le in (*map(floatToGoString, bounds), "+Inf")
+        ]
+        return HistogramCells(cells, Cell(self._histograms, _key(name, name + "_sum", labels, about)), bounds)
+
+    def render(self) -> bytes:
+        """The text of every process that writes into the directory."""
+        self._forget_the_dead()
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, path=str(self._directory))  # type: ignore[no-untyped-call]
+        return generate_latest(registry)
+
+    def close(self) -> None:
+        """Close this process's files; they stay for the other processes' scrapes."""
+        for file in (self._counters, self._histograms, self._gauges):
+            file.close()
+
+    def _forget_the_dead(self) -> None:
+        """A gauge of a process that is gone means nothing; its counters still do."""
+        for file in self._directory.glob("gauge_livesum_*.db"):
+            pid = file.stem.rpartition("_")[2].partition("-")[0]
+            if pid.isdigit() and not _alive(int(pid)):
+                with contextlib.suppress(FileNotFoundError):  # another worker's scrape was faster
+                    file.unlink()
+
+
+def merge_texts(texts: Iterable[bytes]) -> bytes:
+    """Several texts as one: each family once, with the first HELP and TYPE and everybody's samples.
+
+    Repeated families are what a scraper refuses, and two runners of one kind export the same ones.
+    """
+    heads: dict[bytes, list[bytes]] = {}
+    samples: dict[bytes, list[bytes]] = {}
+    for text in texts:
+        family = b""
+        fresh: set[bytes] = set()
+        for line in text.splitlines():
+            if line.startswith((b"# HELP ", b"# TYPE ")):
+                family = line.split(b" ", 3)[2]
+                if family not in heads:
+                    heads[family] = []
+                    fresh.add(family)
+                if family in fresh:
+                    heads[family].append(line)
+            elif line and not line.startswith(b"#"):
+                samples.setdefault(family, []).append(line)
+    lines = [*samples.pop(b"", [])]
+    for family, head in heads.items():
+        lines += head
+        lines += samples.get(family, [])
+    return b"".join(line + b"\n" for line in lines)
+
+
+def _open(path: Path) -> NumberFile:
+    return cast(NumberFile, MmapedDict(str(path)))  # type: ignore[no-untyped-call]
+
+
+def _key(metric: str, name: str, labels: dict[str, str], about: str) -> str:
+    return mmap_key(metric, name, list(labels), list(labels.values()), about)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
