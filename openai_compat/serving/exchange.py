@@ -1,0 +1,317 @@
+"""One admitted completion, from the slot to the last byte.
+
+    worker task       slot -> backend.generate -> chunks written, or choices collected
+    this task         watches the client and the clock, and ends the worker
+
+Whatever ends a request (answer, error, deadline, the client leaving, shutdown) ends the worker, and the
+worker's exit closes the generator, which aborts the engine's work, and gives the slot back once. Two tasks
+instead of a time-out per event, because a time-out around `__anext__` would cancel the generator, and a task
+per event costs more than encoding it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from typing_extensions import override
+
+from backends.errors import BackendFailed, BackendTimeout, ModelNotReady
+from backends.types import (
+    ChoiceFinished,
+    EventBatch,
+    Finished,
+    GenerationRequest,
+    Started,
+    TextDelta,
+)
+from openai_compat.errors import error_row, is_internal
+from openai_compat.record import record_of
+from openai_compat.serving.answers import Answer
+from openai_compat.serving.collect import Collected
+from openai_compat.serving.gateway import Gateway, Target
+from openai_compat.serving.stream import Headers, StreamWriter
+
+_log = logging.getLogger("llm.wire")
+
+MAX_IGNORED_BYTES: Final = 4096
+_LOADING: Final = frozenset({"unloaded", "loading", "unloading"})
+
+
+@dataclass(slots=True)
+class _Clock:
+    """When things happened, in loop seconds. None: not yet."""
+
+    begun_at: float
+    admitted_at: float | None = None
+    started_at: float | None = None
+    first_at: float | None = None
+    last_at: float = 0.0
+    asked_state_at: float | None = None
+
+
+class Exchange(Response):
+    """The response to one completion request. Nothing happens before it is called with the connection."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        target: Target,
+        request: GenerationRequest,
+        answer: Answer,
+        ignored: tuple[str, ...],
+    ) -> None:
+        self.gateway = gateway
+        self.target = target
+        self.request = request
+        self.answer = answer
+        self.ignored = ignored
+        self.status_code = 200
+        self.background = None
+        self._queue_ms = 0.0
+        self._num_tokens = 0
+        self._asked_at = 0.0
+        self._wrote_text = False
+        self._finished: Finished | None = None
+        self._reason = "stop"
+        self._open_choices = set(range(answer.num_choices))
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        self._record = record_of(scope)
+        self._clock = _Clock(begun_at=loop.time())
+        self._timer = self.gateway.metrics.timer(
+            self._record, model=self.target.card.id, backend=self.target.kind
+        )
+        writer = StreamWriter(send, self._own_headers) if self.request.stream else None
+        try:
+            document = await self._supervise(receive, writer)
+        except _ClientLeft:
+            self._timer.cancel(completion_tokens=self._num_tokens)
+            return
+        except asyncio.CancelledError:
+            self._timer.cancel(completion_tokens=self._num_tokens)
+            raise
+        except Exception as exc:
+            self._timer.fail()
+            if writer is None or not writer.started:
+                raise
+            self._record.error_code = error_row(exc).code
+            if is_internal(exc):
+                _log.exception("request %s failed after its headers", self._record.request_id)
+            await writer.fail(exc)
+            return
+        if document is not None:
+            headers = [(b"content-type", b"application/json"), *self._own_headers()]
+            headers.append((b"content-length", str(len(document)).encode()))
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": document})
+
+    # The watching task.
+
+    async def _supervise(self, receive: Receive, writer: StreamWriter | None) -> bytes | None:
+        work = asyncio.create_task(self._stream(writer) if writer else self._collect())
+        leaving = asyncio.create_task(_left(receive))
+        both = {work, leaving}
+        try:
+            while not work.done():
+                wait_s = self._next_alarm(writer) - asyncio.get_running_loop().time()
+                await asyncio.wait(both, timeout=max(0.0, wait_s), return_when=asyncio.FIRST_COMPLETED)
+                if work.done():
+                    break
+                if leaving.done():
+                    raise _ClientLeft
+                await self._ring(writer)
+            return work.result()
+        finally:
+            leaving.cancel()
+            if not work.done():
+                work.cancel()
+                await asyncio.wait((work,))
+                if not work.cancelled():
+                    work.exception()  # whatever it said on its way out is not the reason why it ended
+
+    def _next_alarm(self, writer: StreamWriter | None) -> float:
+        """The earliest moment at which this task has something to do, in loop seconds."""
+        config, clock = self.gateway.config, self._clock
+        alarm = clock.begun_at + config.request_timeout_s
+        if clock.admitted_at is None:
+            return alarm
+        if clock.started_at is None:
+            asked_at = clock.asked_state_at
+            alarm = min(alarm, clock.admitted_at + config.load_wait_s if asked_at is None else asked_at + 1.0)
+        if writer is not None:
+            alarm = min(alarm, self._token_deadline())
+            if writer.started:
+                alarm = min(alarm, writer.wrote_at + config.keep_alive_s)
+            else:
+                alarm = min(alarm, clock.admitted_at + config.header_hold_s)
+        return alarm
+
+    def _token_deadline(self) -> float:
+        """When the next token is overdue. For streams only: otherwise a backend may hold events back."""
+        config, clock = self.gateway.config, self._clock
+        if clock.first_at is None:
+            if clock.admitted_at is None or config.first_token_timeout_s is None:
+                return math.inf
+            return clock.admitted_at + config.first_token_timeout_s
+        return math.inf if config.idle_timeout_s is None else clock.last_at + config.idle_timeout_s
+
+    async def _ring(self, writer: StreamWriter | None) -> None:
+        """Do what is due now. Raises: BackendTimeout, ModelNotReady."""
+        config, clock = self.gateway.config, self._clock
+        now = asyncio.get_running_loop().time()
+        if now >= clock.begun_at + config.request_timeout_s:
+            raise BackendTimeout(f"The request took longer than {config.request_timeout_s:g} s")
+        if clock.admitted_at is None:
+            return
+        if clock.started_at is None and now >= clock.admitted_at + config.load_wait_s:
+            clock.asked_state_at = now
+            if await self.gateway.health.state_of(self.target.kind, self.target.card.id) in _LOADING:
+                raise ModelNotReady(
+                    f"The model {self.target.card.id!r} is still loading after {config.load_wait_s:g} s"
+                )
+        if writer is None:
+            return
+        if now >= self._token_deadline():
+            what = "first token" if clock.first_at is None else "next token"
+            limit_s = config.first_token_timeout_s if clock.first_at is None else config.idle_timeout_s
+            raise BackendTimeout(f"The {what} took longer than {limit_s:g} s")
+        if not writer.started:
+            if now >= clock.admitted_at + config.header_hold_s:
+                await writer.open()
+        elif now >= writer.wrote_at + config.keep_alive_s:
+            await writer.keep_alive()
+
+    # The working task.
+
+    async def _collect(self) -> bytes:
+        collected = Collected(self.answer.num_choices)
+        async with self.gateway.admission.slot(self._record.principal or "") as slot:
+            self._admit(slot.queue_ms)
+            events = self.target.backend.generate(self.request)
+            try:
+                async for batch in events:
+                    self._note(batch)
+                    collected.add(batch)
+            finally:
+                await events.aclose()
+        self._record.waited(time.monotonic() - self._asked_at)
+        self._finish()
+        return self.answer.document(collected)
+
+    async def _stream(self, writer: StreamWriter) -> None:
+        last = b""
+        chunks = self.answer.chunks
+        async with self.gateway.admission.slot(self._record.principal or "") as slot:
+            self._admit(slot.queue_ms)
+            events = self.target.backend.generate(self.request)
+            try:
+                async for batch in events:
+                    shows_text = self._note(batch)
+                    frames = chunks(batch)
+                    if self._finished is not None:
+                        # The end goes out once the slot is free: whoever reads it may send the next request.
+                        last += frames
+                    elif frames:
+                        if shows_text:
+                            self._count_gap()
+                        await writer.write(frames)
+            finally:
+                await events.aclose()
+        finished = self._finish()
+        await writer.close(last + self.answer.ending(finished.usage))
+
+    def _admit(self, queue_ms: float) -> None:
+        self._clock.admitted_at = asyncio.get_running_loop().time()
+        self._queue_ms = queue_ms
+        self._record.waited(queue_ms / 1000.0)
+        self._timer.admitted(queue_ms)
+        self._asked_at = time.monotonic()
+
+    def _note(self, batch: EventBatch) -> bool:
+        """Take down what the clock, the log and the metrics want to know; whether the batch has text."""
+        shows_text = False
+        for event in batch:
+            if type(event) is TextDelta:
+                shows_text = True
+                self._num_tokens += event.num_tokens
+            elif type(event) is Started:
+                self._queue_ms += event.queue_ms
+            elif type(event) is ChoiceFinished:
+                self._open_choices.discard(event.index)
+                self._reason = event.finish_reason
+            elif type(event) is Finished:
+                self._finished = event
+        clock = self._clock
+        now = asyncio.get_running_loop().time()
+        if clock.started_at is None:
+            clock.started_at = now
+        if shows_text:
+            clock.last_at = now
+            if clock.first_at is None:
+                clock.first_at = now
+        return shows_text
+
+    def _count_gap(self) -> None:
+        if self._wrote_text:
+            self._timer.token_gap()
+        else:
+            self._wrote_text = True
+            self._timer.first_token()
+
+    def _finish(self) -> Finished:
+        """Book the end of a whole answer. Raises: BackendFailed if the backend stopped short of one."""
+        finished = self._finished
+        if finished is None or self._open_choices:
+            raise BackendFailed("The backend ended the answer before it was complete")
+        usage = finished.usage
+        self._timer.finish(
+            self._reason, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
+        )
+        return finished
+
+    # The answer's edges.
+
+    def _own_headers(self) -> Headers:
+        """The completion's own headers, as far as they are known when they go out."""
+        if self.request.stream and self._asked_at:
+            self._record.waited(time.monotonic() - self._asked_at)
+        headers: Headers = [
+            (b"x-llm-backend", self.target.kind.encode()),
+            (b"x-llm-queue-ms", b"%.1f" % self._queue_ms),
+            (b"x-llm-overhead-ms", b"%.1f" % self._record.overhead_ms()),
+        ]
+        if self.ignored:
+            headers.append((b"x-llm-ignored", ignored_value(self.ignored)))
+        return headers
+
+
+class _ClientLeft(Exception):
+    """The client closed the connection: there is nobody to answer."""
+
+
+async def _left(receive: Receive) -> None:
+    """Returns when the client is gone. Whatever else arrives is not for us."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def ignored_value(names: tuple[str, ...]) -> bytes:
+    """Field names as one header value: ASCII, at most 4 kB, names that are no plain words percent-encoded."""
+    value = ""
+    for name in names:
+        word = quote(name[:256], safe="")
+        longer = f"{value}, {word}" if value else word
+        if len(longer) > MAX_IGNORED_BYTES - len(", ..."):
+            return f"{value}, ...".encode()
+        value = longer
+    return value.encode()

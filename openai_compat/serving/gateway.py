@@ -1,0 +1,105 @@
+"""What every route works with, and the rules that pick a model and a backend for a request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from backends.base import Backend
+from backends.errors import BackendNotAvailable, UnsupportedParameter
+from models.card import Capability, ModelCard
+from models.catalogue import Catalogue
+from openai_compat.admission import Admission
+from openai_compat.config import WireConfig
+from openai_compat.errors import ValidationFailed
+from openai_compat.metrics import Metrics
+from openai_compat.serving.health import HealthCache
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a request goes. `kind` is the backend's name on the wire."""
+
+    card: ModelCard
+    kind: str
+    backend: Backend
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """The composed parts. One per application."""
+
+    backends: Mapping[str, Backend]
+    catalogue: Catalogue
+    config: WireConfig
+    admission: Admission
+    metrics: Metrics
+    health: HealthCache
+
+    def resolve(self, model: str, backend: str | None) -> Target:
+        """The named backend decides; else the card's own; else any other backend the card has a source for.
+
+        Raises: BackendNotAvailable, UnknownModel.
+        """
+        if backend is not None:
+            self.backend(backend)
+        card = self.catalogue.resolve(model)
+        kind = self._kind_for(card, backend)
+        return Target(card, kind, self.backends[kind])
+
+    def resolve_default(self, backend: str | None) -> Target:
+        """The target of a request that names no model: the configured default, or the backend's first card.
+
+        Raises: BackendNotAvailable; ValidationFailed if there is no such card.
+        """
+        if backend is not None:
+            self.backend(backend)
+        default = self.config.default_model
+        if default is not None:
+            card = self.catalogue.resolve(default)
+            if backend is None or backend in card.backends:
+                kind = self._kind_for(card, backend)
+                return Target(card, kind, self.backends[kind])
+        kind = backend or self.config.default_backend
+        cards = self.catalogue.cards(kind)
+        if not cards:
+            msg = "Field required: this server has no default model"
+            raise ValidationFailed.of(["body", "model"], msg, kind="missing")
+        return Target(cards[0], kind, self.backend(kind))
+
+    def backend(self, kind: str) -> Backend:
+        """Raises: BackendNotAvailable if `kind` is unknown or not enabled here."""
+        found = self.backends.get(kind)
+        if found is None:
+            raise BackendNotAvailable.named(kind)
+        return found
+
+    def _kind_for(self, card: ModelCard, backend: str | None) -> str:
+        if backend is not None:
+            if backend in card.backends:
+                return backend
+            served = ", ".join(repr(kind) for kind in card.backends if kind in self.backends) or "no other"
+            raise BackendNotAvailable(
+                f"Backend {backend!r} does not serve the model {card.id!r}; {served} does"
+            )
+        for kind in (card.backend, *card.backends):
+            if kind in self.backends:
+                return kind
+        raise BackendNotAvailable.named(card.backend)
+
+
+def require_capability(card: ModelCard, *any_of: Capability, what: str) -> None:
+    """Raises: UnsupportedParameter if the model has none of these capabilities."""
+    if not any(capability in card.capabilities for capability in any_of):
+        has = ", ".join(card.capabilities) or "none"
+        raise UnsupportedParameter(
+            f"The model {card.id!r} does not do {what}; its capabilities: {has}", param="model"
+        )
+
+
+def refuse(fields: tuple[str, ...], card: ModelCard) -> None:
+    """Raises: UnsupportedParameter for the first field that asks for what the model cannot do."""
+    if fields:
+        raise UnsupportedParameter(
+            f"The model {card.id!r} does not support {fields[0]!r} with this value", param=fields[0]
+        )
