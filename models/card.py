@@ -148,38 +148,43 @@ _TAKES: Final[dict[BackendKind, tuple[type[_Frozen], ...]]] = {
 }
 
 
-_Float = Annotated[float, BeforeValidator(_number)]
-_Int = Annotated[int, BeforeValidator(_number)]
+_NUMBER: Final = BeforeValidator(_number)
 _Name = Annotated[str, Field(min_length=1, max_length=names.MAX_NAME_CHARS)]
 
 
 class SamplingDefaults(_Frozen):
     """What a request to this model gets where it says nothing. null leaves the service's own default."""
 
-    temperature: _Float | None = Field(default=None, ge=0, le=2)
+    temperature: Annotated[float, Field(ge=0, le=2), _NUMBER] | None = None
     """0-2; 0 is greedy."""
-    top_p: _Float | None = Field(default=None, ge=0, le=1)
+    top_p: Annotated[float, Field(ge=0, le=1), _NUMBER] | None = None
     """0-1; 1 keeps every token."""
-    top_k: _Int | None = Field(default=None, ge=0)
+    top_k: Annotated[int, Field(ge=0), _NUMBER] | None = None
     """Tokens to keep; 0 keeps all."""
-    min_p: _Float | None = Field(default=None, ge=0, le=1)
+    min_p: Annotated[float, Field(ge=0, le=1), _NUMBER] | None = None
     """0-1, relative to the best token; 0 keeps all."""
-    typical_p: _Float | None = Field(default=None, ge=0, le=1)
+    typical_p: Annotated[float, Field(ge=0, le=1), _NUMBER] | None = None
     """0-1; 1 keeps all."""
-    presence_penalty: _Float | None = Field(default=None, ge=-2, le=2)
+    presence_penalty: Annotated[float, Field(ge=-2, le=2), _NUMBER] | None = None
     """-2 to 2; 0 is off."""
-    frequency_penalty: _Float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2), _NUMBER] | None = None
     """-2 to 2; 0 is off."""
-    repetition_penalty: _Float | None = Field(default=None, gt=0, le=10)
+    repetition_penalty: Annotated[float, Field(gt=0, le=10), _NUMBER] | None = None
     """Above 0; 1 is off."""
-    max_tokens: _Int | None = Field(default=None, ge=1, le=1_000_000)
+    max_tokens: Annotated[int, Field(ge=1, le=1_000_000), _NUMBER] | None = None
     """Tokens per answer, 1-1,000,000; null runs to a stop or the context's end."""
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] | None = Field(default=None, max_length=16)
+    stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=16)] | None = None
     """Up to 16 non-empty strings that end an answer."""
+
+
+def _backend_is_optional(schema: dict[str, Any]) -> None:
+    schema["required"].remove("backend")
 
 
 class ModelCard(_Frozen):
     """What is served under one id."""
+
+    model_config = ConfigDict(json_schema_extra=_backend_is_optional)
 
     id: _Name
     """The name clients send. Slashes are allowed; `..`, backslashes, URLs and control characters are not."""
@@ -192,23 +197,23 @@ class ModelCard(_Frozen):
     """Which of the sources serves a request that names no backend; by default the first."""
     revision: str | None = None
     """Branch, tag or commit on the hub for sources that give none of their own."""
-    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """Checksum of the source's single file (lower-case hex); checked before the first load in a process."""
-    context_length: _Int | None = Field(default=None, ge=1, le=1 << 31)
+    context_length: Annotated[int, Field(ge=1, le=1 << 31), _NUMBER] | None = None
     """Tokens of prompt and answer together; null takes the file's own."""
     capabilities: tuple[Capability, ...] = ("chat", "completion")
     """What may be asked of it; when left out, read from the file where there is one."""
     sampling: SamplingDefaults = SamplingDefaults()
     """Defaults of requests to this model."""
-    chat_template: str | None = Field(default=None, min_length=1, max_length=1 << 20)
+    chat_template: Annotated[str, Field(min_length=1, max_length=1 << 20)] | None = None
     """Jinja source that replaces the model's own template; null keeps that."""
     autoload: bool = True
     """Load it when a request needs it; false leaves that to `POST /v1/models/load`."""
     preload: bool = False
     """Load it when the service starts; the backend counts as healthy only once it is loaded."""
-    idle_ttl_s: _Float | None = Field(default=None, gt=0)
+    idle_ttl_s: Annotated[float, Field(gt=0), _NUMBER] | None = None
     """Seconds after the end of its last request before it is unloaded; null keeps it."""
-    created: _Int = Field(default=0, ge=0)
+    created: Annotated[int, Field(ge=0), _NUMBER] = 0
     """Unix seconds shown in lists."""
     owned_by: str = Field(default="llm-inference", min_length=1, max_length=128)
     """Owner shown in lists."""

@@ -309,4 +309,4 @@ def _hub_card(name: str, repo: str, file: str | None) -> ModelCard:
 def schema_text() -> str:
     """The catalogue file's JSON schema, as `models/catalogue.schema.json` holds it."""
     schema = CatalogueFile.model_json_schema()
-    return json.dumps(schema, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,682 @@
+"""Every setting of the service, and the only reader of the environment.
+
+Two trees, for two readers:
+
+- `Settings`: how the service behaves towards its clients and where things are. Variables `LLM_…`.
+- `Args`: how the processes are cut and the engines sized. `args:` in `bentofile.yaml`, which
+  `bentoml.use_arguments` hands over (`service.py` calls it; nothing here imports bentoml).
+
+What wins is written once, in docs/configuration.md, whose tables `python settings.py` prints.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from models.card import BACKEND_KINDS, BackendKind
+
+PREFIX: Final = "LLM_"
+ARGS_PREFIX: Final = "LLM_ARGS__"
+
+_log = logging.getLogger(__name__)
+
+# What Kubernetes puts into every container for a service whose name begins with "llm", and Docker for a link.
+_INJECTED: Final = re.compile(
+    r"LLM_(?:[A-Z0-9_]+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9_]+)?"
+    r"|PORT(?:_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)?)"
+)
+
+
+class SettingsError(Exception):
+    """The service cannot start like this. The message is for the operator: one problem per line, each with
+    the key, its value (masked where it is secret) and what is allowed. Not a ValueError: pydantic lets it
+    pass unwrapped."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+def _knob(default: Any, allowed: str, *, unit: str | None = None, **limits: Any) -> Any:
+    """A field with the words that its error message and its row in the documentation use."""
+    return Field(default=default, json_schema_extra={"allowed": allowed, "unit": unit or ""}, **limits)
+
+
+def _items(value: object) -> object:
+    """Comma-separated text as a tuple; blanks around an item and empty items do not count."""
+    if isinstance(value, str):
+        return tuple(item for item in (part.strip() for part in value.split(",")) if item)
+    return value
+
+
+def _tokens(value: object) -> object:
+    tokens = _items(value)
+    if isinstance(value, str) and not tokens:
+        # Set, but to nothing usable: taking it for "no authentication" would open the service.
+        raise ValueError("it holds no token")
+    if isinstance(tokens, tuple) and any(re.search(r"[\s\x00-\x1f\x7f]", str(token)) for token in tokens):
+        raise ValueError("a token holds a blank")
+    return tokens
+
+
+def _secret(value: object) -> object:
+    """Without the line break that a secret read from a file often ends in."""
+    if isinstance(value, str):
+        value = value.strip()
+        if not value or re.search(r"[\s\x00-\x1f\x7f]", value):
+            raise ValueError("it is blank or holds a blank")
+    return value
+
+
+def _redis_url(value: object) -> object:
+    if isinstance(value, str) and not value.startswith(("redis://", "rediss://")):
+        raise ValueError("it is not such an address")
+    return _secret(value)
+
+
+def _folders(value: object) -> object:
+    if isinstance(value, str):
+        parts = (part.strip() for part in re.split(rf"[,{re.escape(os.pathsep)}]", value))
+        return tuple(_path(part) for part in parts if part)
+    return value
+
+
+def _path(value: object) -> object:
+    return Path(os.path.abspath(Path(value).expanduser())) if isinstance(value, str) else value
+
+
+def _networks(value: object) -> object:
+    items = _items(value)
+    return (
+        tuple(str(ipaddress.ip_network(item, strict=False)) for item in items)
+        if isinstance(items, tuple)
+        else items
+    )
+
+
+def _origins(value: object) -> object:
+    items = _items(value)
+    for item in items if isinstance(items, tuple) else ():
+        parts = urlsplit(item)
+        if item != "*" and (not parts.scheme or not parts.netloc or parts.path or parts.query):
+            raise ValueError(f"{item!r} is not an origin")
+    return items
+
+
+def _url(*schemes: str) -> Callable[[object], object]:
+    def check(value: object) -> object:
+        if isinstance(value, str):
+            parts = urlsplit(value)
+            place = parts.path if parts.scheme == "file" else parts.hostname
+            if parts.scheme not in schemes or not place or "@" in parts.netloc:
+                raise ValueError("it is not such an address")
+            _ = parts.port  # raises ValueError for a port that is none
+            return value.rstrip("/")
+        return value
+
+    return check
+
+
+_Secret = Annotated[SecretStr, BeforeValidator(_secret)]
+_Items = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
+_HttpUrl = Annotated[str, BeforeValidator(_url("http", "https"))]
+_RunnerUrl = Annotated[str, BeforeValidator(_url("http", "https", "file"))]
+_KINDS: Final = ", ".join(BACKEND_KINDS)
+
+
+class Settings(BaseSettings):
+    """What `LLM_…` variables say. An empty variable counts as unset. Made by `load_settings`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        env_ignore_empty=True,
+        extra="ignore",
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        hide_input_in_errors=True,
+    )
+
+    default_backend: BackendKind | None = _knob(None, f"one of {_KINDS}")
+    """Serves requests that name no backend and whose model has no card. Required to serve; there is no
+    default."""
+    default_model: str | None = _knob(None, "a model's id or alias", max_length=256)
+    """Model of a `/v1/completions` request without one; unset takes the default backend's first."""
+    enabled_backends: Annotated[tuple[BackendKind, ...] | None, NoDecode, BeforeValidator(_items)] = _knob(
+        None, f"comma-separated, of {_KINDS}"
+    )
+    """Exactly these backends are served. Unset: the default one, those with an address of their own and those
+    with `enabled: true` under `args:`."""
+
+    api_tokens: Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_tokens)] = _knob(
+        (), "comma-separated tokens without blanks"
+    )
+    """Bearer tokens that clients must show one of. Unset, with no file either: everybody may."""
+    api_tokens_file: Annotated[Path | None, BeforeValidator(_path)] = _knob(None, "a readable file")
+    """More tokens, one a line; read again when it changes."""
+    metrics_auth: bool = _knob(False, "true or false")
+    """Whether `/metrics` needs a token too."""
+    runner_token: _Secret | None = _knob(None, "text without blanks")
+    """What gateway and runner show each other. Required where a runner is reached over the network."""
+
+    rate_limit_rps: float = _knob(10.0, "a number >= 0; 0 is no limit", unit="requests/s", ge=0)
+    """Requests each client may send in the long run."""
+    rate_limit_burst: int = _knob(20, "a whole number >= 1", unit="requests", ge=1)
+    """Requests each client may send at once."""
+    max_concurrent_completions: int = _knob(10, "a whole number >= 1", unit="requests", ge=1)
+    """Completions that run at once in the whole service; the next ones wait or get 503. Takes the place of
+    `gateway.max_concurrency`."""
+    queue_size: int = _knob(0, "a whole number >= 0", unit="requests", ge=0)
+    """Completions that may wait for one of those places; 0: none. Takes the place of `gateway.queue_size`."""
+    queue_timeout_s: float = _knob(0.0, "a number >= 0", unit="s", ge=0)
+    """Longest wait for a place; 0: none waits."""
+    redis_url: Annotated[SecretStr, BeforeValidator(_redis_url)] | None = _knob(
+        None, "redis://… or rediss://…"
+    )
+    """Where several replicas share the limits. Unset: each replica has its own."""
+    trusted_proxies: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_networks)] = _knob(
+        (), "comma-separated addresses or CIDRs"
+    )
+    """Peers whose `X-Forwarded-For` says who the client is."""
+    cors_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_origins)] = _knob(
+        (), "comma-separated origins (scheme://host[:port]), or *"
+    )
+    """Browser pages that may call the API. Unset: CORS is off."""
+    max_body_bytes: int = _knob(16 * 1024 * 1024, "a whole number >= 1024", unit="bytes", ge=1024)
+    """Largest request body."""
+
+    request_timeout_s: float = _knob(300.0, "a number > 0, below gateway.timeout", unit="s", gt=0)
+    """Longest time for one request, received to last byte."""
+    first_token_timeout_s: float | None = _knob(None, "a number > 0", unit="s", gt=0)
+    """Longest wait for the first token; unset: only the request's time counts."""
+    idle_timeout_s: float | None = _knob(None, "a number > 0", unit="s", gt=0)
+    """Longest gap between two tokens; unset: only the request's time counts."""
+    load_wait_s: float = _knob(60.0, "a number >= 0", unit="s", ge=0)
+    """How long a request waits for its model to load before it gets 503."""
+    drain_timeout_s: float = _knob(25.0, "a number >= 0", unit="s", ge=0)
+    """How long running requests may go on after SIGTERM. Keep it below the supervisor's own patience."""
+
+    model_dirs: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_folders)] = _knob(
+        (), f"existing folders, separated by commas or {os.pathsep!r}"
+    )
+    """Folders whose GGUF files are served under their relative path."""
+    catalogue: Annotated[Path | None, BeforeValidator(_path)] = _knob(None, "a readable file")
+    """Catalogue that takes the shipped one's place (docs/models.md)."""
+    hub_allow: _Items = _knob((), "comma-separated patterns such as meta-llama/*")
+    """Hub ids that may be fetched by naming them as the model. Unset: none."""
+
+    llamacpp_url: _RunnerUrl | None = _knob(None, "http://host:port or file:///path.sock")
+    """A llama.cpp runner that runs elsewhere; none is started here then. Takes the place of
+    `llamacpp.url`."""
+    vllm_base_url: _HttpUrl | None = _knob(None, "http(s)://host:port/v1")
+    """An OpenAI-compatible vLLM server that runs elsewhere."""
+    vllm_api_key: _Secret | None = _knob(None, "text without blanks")
+    """The key that server asks for."""
+    vllm_disable_thinking: bool = _knob(True, "true or false")
+    """Whether vLLM chat requests get `enable_thinking: false` unless they say otherwise themselves."""
+
+    log_level: Annotated[
+        Literal["DEBUG", "INFO", "WARNING", "ERROR"],
+        BeforeValidator(lambda value: value.strip().upper() if isinstance(value, str) else value),
+    ] = _knob("INFO", "DEBUG, INFO, WARNING or ERROR")
+    """Least severe messages that are logged."""
+    strict_env: bool = _knob(False, "true or false")
+    """Whether an unknown `LLM_…` variable stops the start instead of being warned about."""
+
+    def require_default_backend(self) -> BackendKind:
+        """The default backend, for the process that is about to serve. A build or an import never asks.
+
+        Raises: SettingsError naming the allowed values.
+        """
+        if self.default_backend is None:
+            raise SettingsError(
+                f"LLM_DEFAULT_BACKEND is not set and has no default; set it to one of {_KINDS}"
+            )
+        return self.default_backend
+
+    def backends_to_serve(self, args: Args) -> tuple[BackendKind, ...]:
+        """The enabled backends, the default one first. Empty where nothing names any (a build).
+
+        Raises: SettingsError if the default backend is switched off.
+        """
+        kinds: list[BackendKind]
+        if self.enabled_backends is not None:
+            kinds = [kind for kind in BACKEND_KINDS if kind in self.enabled_backends]
+            off = "LLM_ENABLED_BACKENDS does not name it"
+        else:
+            elsewhere = {"llamacpp": self.llamacpp_url or args.llamacpp.url, "vllm": self.vllm_base_url}
+            kinds = [
+                kind
+                for kind in BACKEND_KINDS
+                if args.section(kind).is_enabled(
+                    default=kind == self.default_backend or bool(elsewhere.get(kind))
+                )
+            ]
+            off = f"args say {self.default_backend}.enabled: false"
+        if self.default_backend is not None:
+            if self.default_backend not in kinds:
+                raise SettingsError(f"LLM_DEFAULT_BACKEND is {self.default_backend!r}, but {off}")
+            kinds.sort(key=lambda kind: kind != self.default_backend)
+        return tuple(kinds)
+
+    @property
+    def api_token_bytes(self) -> tuple[bytes, ...]:
+        """The tokens in clear, as they are compared. Keep them out of logs."""
+        return tuple(token.get_secret_value().encode() for token in self.api_tokens)
+
+
+def _no_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("it is not a number")  # noqa: TRY004 - pydantic turns only a ValueError into a problem
+    return value
+
+
+_Int = Annotated[int, BeforeValidator(_no_bool)]
+_Count = Annotated[int, Field(ge=1), BeforeValidator(_no_bool)]
+_Float = Annotated[float, BeforeValidator(_no_bool)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class Resources(_Section):
+    """What a service of the Bento asks its platform for. On a bare host they only steer GPU assignment."""
+
+    cpu: float | str | None = _knob(None, "cores: a number > 0, or text such as 500m")
+    """Cores."""
+    memory: float | str | None = _knob(None, "GiB: a number > 0, or text such as 512Mi")
+    """Memory."""
+    gpu: _Int | None = _knob(None, "a whole number >= 1", ge=1)
+    """GPUs per worker."""
+    gpu_type: str | None = _knob(None, "a name of the platform")
+    """Kind of GPU, for platforms that offer several."""
+
+
+class Batch(_Section):
+    """Adaptive batching of calls that take lists (embeddings). Never of chat."""
+
+    max_batch_size: _Int = _knob(32, "a whole number >= 2", unit="inputs", ge=2)
+    """Inputs in one batch."""
+    max_latency_ms: _Int = _knob(5000, "a whole number >= 1", unit="ms", ge=1)
+    """A batch that would take longer is refused, not delayed."""
+
+
+class _Process(_Section):
+    """What every service of the Bento has."""
+
+    workers: _Count | Literal["cpu_count"] = _knob(1, "a whole number >= 1, or cpu_count", unit="processes")
+    """Processes."""
+    timeout: _Float = _knob(600.0, "a number > 0, above LLM_REQUEST_TIMEOUT_S", unit="s", gt=0, le=86_400)
+    """BentoML's own limit on the time to a first byte: a backstop. It keeps some kilobytes per request that
+    long."""
+    resources: Resources = _knob(Resources(), "a section")
+    """What the service asks its platform for."""
+
+    def bento(self) -> dict[str, Any]:
+        """The arguments of `@bentoml.service` for this section.
+
+        The request log and traces are this service's own, and a runner's connections must not be closed under
+        running requests every 100 calls or 300 s, as BentoML does by default.
+        """
+        options: dict[str, Any] = {
+            "workers": self.workers,
+            "traffic": {"timeout": self.timeout},
+            "tracing": {"excluded_urls": [".*"]},
+            "logging": {"access": {"enabled": False}},
+            "runner_connection": {"max_requests": 2**31 - 1, "max_age": 1e9},
+        }
+        resources = self.resources.model_dump(exclude_none=True)
+        return {**options, "resources": resources} if resources else options
+
+
+class GatewayArgs(_Process):
+    """The process that speaks HTTP with clients."""
+
+    max_concurrency: _Int = _knob(10, "a whole number >= 1", unit="requests", ge=1)
+    """Completions that run at once in the whole service, over all workers."""
+    queue_size: _Int = _knob(0, "a whole number >= 0", unit="requests", ge=0)
+    """Completions that may wait for one of those places."""
+    url: _HttpUrl | None = _knob(None, "http(s)://host[:port]")
+    """Address under which clients reach the service, for `/v1/info`."""
+
+
+class BackendArgs(_Process):
+    """A backend, in a runner process of its own or elsewhere."""
+
+    enabled: bool | None = _knob(None, "true, false or null")
+    """true: served. false: never. null: served if it is the default backend or has an address."""
+    url: _RunnerUrl | None = _knob(None, "http://host:port or file:///path.sock")
+    """A runner that runs elsewhere; none is started here then."""
+    batch: Batch = _knob(Batch(), "a section")
+    """Adaptive batching of embeddings."""
+
+    def is_enabled(self, *, default: bool) -> bool:
+        """`enabled`, or `default` where it is null."""
+        return default if self.enabled is None else self.enabled
+
+
+class LlamaCppArgs(BackendArgs):
+    """The llama.cpp engine and its runner."""
+
+    workers: _Int = _knob(1, "1: one process owns the models", unit="processes", ge=1, le=1)
+    """Processes."""
+    num_slots: _Int = _knob(16, "a whole number, 1-256", unit="sequences", ge=1, le=256)
+    """Sequences that run at once per model."""
+    n_ctx: _Int = _knob(8192, "a whole number >= 64", unit="tokens", ge=64)
+    """KV cells per model, shared by its slots; with `kv_unified` one sequence may use them all, up to the
+    model's context length."""
+    prefill_chunk_tokens: _Int = _knob(96, "a whole number >= 1", unit="tokens", ge=1)
+    """Prompt tokens beside decoding sequences in one step: more is a sooner first token, less is steadier
+    output."""
+    n_batch: _Int = _knob(512, "a whole number >= 16", unit="tokens", ge=16)
+    """Tokens in one step."""
+    n_threads: _Int | None = _knob(None, "a whole number >= 1", unit="threads", ge=1)
+    """Threads that decode; null takes the physical cores."""
+    n_threads_batch: _Int | None = _knob(None, "a whole number >= 1", unit="threads", ge=1)
+    """Threads that prefill; null takes `n_threads`."""
+    n_gpu_layers: _Int = _knob(-1, "-1 (all) or a whole number >= 0", unit="layers", ge=-1)
+    """Layers on the GPU, in builds that have one (CUDA, Metal)."""
+    kv_unified: bool = _knob(True, "true or false")
+    """One pool of KV cells for all slots (shared prefixes cost nothing), or an equal part for each."""
+    max_loaded_models: _Int | None = _knob(None, "a whole number >= 1", unit="models", ge=1)
+    """Models in memory at once; null leaves it to the memory."""
+    memory_budget_bytes: _Int | None = _knob(None, "a whole number >= 1", unit="bytes", ge=1)
+    """Memory for models and their KV cells; null takes what the machine or its control group has."""
+
+
+class Args(_Section):
+    """`args:` of bentofile.yaml with what overrides it, in rising order: the file, `--arg key=JSON`, `--arg
+    a.b=1`, `LLM_ARGS__A__B=1`, and the older variable where one stands for the same knob. Every level refuses
+    unknown keys.
+
+    Raises SettingsError, not pydantic's error.
+    """
+
+    gateway: GatewayArgs = _knob(GatewayArgs(), "a section")
+    """The gateway."""
+    llamacpp: LlamaCppArgs = _knob(LlamaCppArgs(), "a section")
+    """llama.cpp."""
+    vllm: BackendArgs = _knob(BackendArgs(), "a section")
+    """vLLM."""
+    litellm: BackendArgs = _knob(BackendArgs(), "a section")
+    """LiteLLM."""
+    fake: BackendArgs = _knob(BackendArgs(), "a section")
+    """The deterministic stand-in for tests."""
+
+    OLDER_NAMES: ClassVar[Mapping[str, str]] = {
+        "LLM_MAX_CONCURRENT_COMPLETIONS": "gateway.max_concurrency",
+        "LLM_QUEUE_SIZE": "gateway.queue_size",
+        "LLM_LLAMACPP_URL": "llamacpp.url",
+    }
+
+    def section(self, kind: BackendKind) -> BackendArgs:
+        """The section of one backend."""
+        section: BackendArgs = getattr(self, kind)
+        return section
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _overlay(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(data, Mapping):
+            return handler(data)
+        origins: dict[str, str] = {}
+        merged = _merge_args(data, os.environ, origins)
+        try:
+            return handler(merged)
+        except ValidationError as error:
+            raise SettingsError(*_arg_problems(error, cls, origins)) from None
+
+
+def load_settings(args: Args | None = None) -> Settings:
+    """Read the environment. With `args`, the knobs that stand in both trees have their final value in the
+    result: `queue_size`, `max_concurrent_completions` and `llamacpp_url`.
+
+    Raises: SettingsError with everything that is wrong. `LLM_DEFAULT_BACKEND` may be missing here; see
+    `Settings.require_default_backend`.
+    """
+    problems: list[str] = []
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        raise SettingsError(
+            *_variable_problems(error), *_unknown_variables(os.environ, strict=_asks_for_strictness())
+        ) from None
+    problems += _unknown_variables(os.environ, strict=settings.strict_env)
+    if args is not None:
+        shared = {
+            "queue_size": args.gateway.queue_size,
+            "max_concurrent_completions": args.gateway.max_concurrency,
+            "llamacpp_url": args.llamacpp.url,
+        }
+        settings = settings.model_copy(update=shared)
+        problems += _too_short(settings, args)
+    problems += _misfits(settings)
+    if problems:
+        raise SettingsError(*problems)
+    return settings
+
+
+def _misfits(settings: Settings) -> Iterator[str]:
+    for folder in settings.model_dirs:
+        if not folder.is_dir():
+            yield f"LLM_MODEL_DIRS names {str(folder)!r}, which is no folder; create it or correct the name"
+    files = {"LLM_CATALOGUE": settings.catalogue, "LLM_API_TOKENS_FILE": settings.api_tokens_file}
+    for name, file in files.items():
+        if file is not None and not (file.is_file() and os.access(file, os.R_OK)):
+            yield f"{name} is {str(file)!r}; allowed: a readable file"
+    if settings.runner_token is None and settings.llamacpp_url and not _is_local(settings.llamacpp_url):
+        yield f"LLM_RUNNER_TOKEN is not set; the runner at {settings.llamacpp_url}, on the network, needs one"
+
+
+def _too_short(settings: Settings, args: Args) -> Iterator[str]:
+    """BentoML's limit must not act before ours, whose answer has the contract's body."""
+    for name in ("gateway", *settings.backends_to_serve(args)):
+        timeout: float = getattr(args, name).timeout
+        if timeout <= settings.request_timeout_s:
+            yield (
+                f"{name}.timeout is {timeout:g}; allowed: more than LLM_REQUEST_TIMEOUT_S, "
+                f"which is {settings.request_timeout_s:g}"
+            )
+
+
+def _is_local(url: str) -> bool:
+    parts = urlsplit(url)
+    if parts.scheme == "file" or parts.hostname == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(parts.hostname or "").is_loopback
+    except ValueError:
+        return False
+
+
+def _asks_for_strictness() -> bool:
+    return os.environ.get("LLM_STRICT_ENV", "").strip().lower() in ("1", "true", "yes", "on")
+
+
+def _unknown_variables(environment: Mapping[str, str], *, strict: bool) -> list[str]:
+    """Problems if `strict`, else warnings."""
+    known = [PREFIX + name.upper() for name in Settings.model_fields]
+    sentences = []
+    for name in sorted(environment):
+        if (
+            not name.startswith(PREFIX)
+            or name in known
+            or name.startswith(ARGS_PREFIX)
+            or _INJECTED.fullmatch(name)
+        ):
+            continue
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        sentences.append(f"{name} is not a setting of this service{hint}")
+    if strict:
+        return sentences
+    for sentence in sentences:
+        _log.warning("%s", sentence)
+    return []
+
+
+def _variable_problems(error: ValidationError) -> list[str]:
+    problems = []
+    for name in dict.fromkeys(str(problem["loc"][0]) for problem in error.errors()):
+        field = Settings.model_fields[name]
+        variable = PREFIX + name.upper()
+        value = os.environ.get(variable, "")
+        shown = "****" if "Secret" in str(field.annotation) or "@" in value else repr(value[:200])
+        problems.append(f"{variable} is {shown}; allowed: {_words(field, 'allowed')}")
+    return problems
+
+
+def _merge_args(
+    data: Mapping[str, Any], environment: Mapping[str, str], origins: MutableMapping[str, str]
+) -> dict[str, Any]:
+    """`data` with the overrides on top. Notes in `origins` which path of keys came from which override."""
+    merged: dict[str, Any] = {}
+    overrides: list[tuple[str, str, Any]] = []
+    for key, value in data.items():
+        if "." in key:
+            overrides.append((f"--arg {key}", key, value))
+        else:
+            _put(merged, [key], _parsed(value), f"--arg {key}", origins)
+    overrides += [
+        (name, name.removeprefix(ARGS_PREFIX).lower().replace("__", "."), value)
+        for name, value in sorted(environment.items())
+        if name.startswith(ARGS_PREFIX) and value
+    ]
+    overrides += [
+        (name, path, environment[name]) for name, path in Args.OLDER_NAMES.items() if environment.get(name)
+    ]
+    for origin, path, value in overrides:
+        _put(merged, path.split("."), _parsed(value), origin, origins)
+    return merged
+
+
+def _put(
+    tree: dict[str, Any], path: Sequence[str], value: Any, origin: str, origins: MutableMapping[str, str]
+) -> None:
+    node = tree
+    for key in path[:-1]:
+        child = node.get(key)
+        node[key] = node = dict(child) if isinstance(child, Mapping) else {}
+    old = node.get(path[-1])
+    if isinstance(value, Mapping) and isinstance(old, Mapping):
+        for key, inner in value.items():
+            _put(tree, [*path, str(key)], inner, origin, origins)
+        return
+    node[path[-1]] = value
+    if not origin.startswith("--arg") or len(path) > 1:
+        origins[".".join(path)] = origin
+
+
+def _parsed(value: Any) -> Any:
+    """Overrides arrive as text: JSON for a whole section, `null` for nothing, else what pydantic makes of
+    it."""
+    if not isinstance(value, str):
+        return value
+    if value.strip().lower() in ("null", "none"):
+        return None
+    if value.lstrip()[:1] in ("{", "["):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _arg_problems(error: ValidationError, model: type[BaseModel], origins: Mapping[str, str]) -> list[str]:
+    problems: dict[str, None] = {}
+    for problem in error.errors():
+        owner: type[BaseModel] = model
+        path: list[str] = []
+        field: FieldInfo | None = None
+        for key in map(str, problem["loc"]):
+            field = owner.model_fields.get(key)
+            path.append(key)
+            inner = field.annotation if field is not None else None
+            if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+                break
+            owner = inner
+        dotted = ".".join(path)
+        name = dotted
+        for at, origin in origins.items():
+            if f"{dotted}.".startswith(f"{at}."):
+                name = origin if at == dotted else f"{dotted} (from {origin})"
+        if field is None and problem["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(path[-1], owner.model_fields, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(owner.model_fields)}"
+            where = f" (from {name})" if name != dotted and "(" not in name else ""
+            problems[f"{dotted} is not an argument{where}{hint}"] = None
+        else:
+            problems[f"{name} is {problem['input']!r:.200}; allowed: {_words(field, 'allowed')}"] = None
+    return list(problems)
+
+
+def _words(field: FieldInfo | None, which: Literal["allowed", "unit"]) -> str:
+    extra = field.json_schema_extra if field is not None else None
+    return str(extra.get(which, "")) if isinstance(extra, dict) else ""
+
+
+def reference() -> dict[str, str]:
+    """The tables of docs/configuration.md, Markdown: one of the variables, one per section of the
+    arguments."""
+    tables = {"variables": _table(Settings, PREFIX, str.upper)}
+    for name, field in Args.model_fields.items():
+        assert isinstance(field.annotation, type)  # noqa: S101 - every section is a model
+        tables[name] = _table(field.annotation, f"{name}.", str)
+    return tables
+
+
+def _table(model: type[BaseModel], prefix: str, spelling: Callable[[str], str]) -> str:
+    lines = ["| Name | Default | Allowed | What it does |", "|---|---|---|---|"]
+    for name, field in _leaves(model, prefix, spelling):
+        unit = _words(field, "unit")
+        allowed = _words(field, "allowed") + (f" ({unit})" if unit else "")
+        text = " ".join((field.description or "").split())
+        lines.append(
+            "| " + " | ".join((f"`{name}`", _shown(field.default), allowed, text)).replace("\n", " ") + " |"
+        )
+    return "\n".join(lines)
+
+
+def _leaves(
+    model: type[BaseModel], prefix: str, spelling: Callable[[str], str]
+) -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from _leaves(inner, f"{prefix}{spelling(name)}.", spelling)
+        else:
+            yield prefix + spelling(name), field
+
+
+def _shown(default: Any) -> str:
+    if default is None or default == ():
+        return "–"
+    return f"`{json.dumps(default)}`"
+
+
+if __name__ == "__main__":
+    for title, table in reference().items():
+        print(f"<!-- {title} -->\n{table}\n<!-- end -->\n")
