@@ -17,7 +17,6 @@ import math
 import time
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import quote
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -36,12 +35,13 @@ from openai_compat.errors import error_row, is_internal
 from openai_compat.record import record_of
 from openai_compat.serving.answers import Answer
 from openai_compat.serving.collect import Collected
+from openai_compat.serving.disconnect import client_left
 from openai_compat.serving.gateway import Gateway, Target
+from openai_compat.serving.ignored import ignored_headers
 from openai_compat.serving.stream import Headers, StreamWriter
 
 _log = logging.getLogger("llm.wire")
 
-MAX_IGNORED_BYTES: Final = 4096
 _LOADING: Final = frozenset({"unloaded", "loading", "unloading"})
 
 
@@ -119,7 +119,7 @@ class Exchange(Response):
 
     async def _supervise(self, receive: Receive, writer: StreamWriter | None) -> bytes | None:
         work = asyncio.create_task(self._stream(writer) if writer else self._collect())
-        leaving = asyncio.create_task(_left(receive))
+        leaving = asyncio.create_task(client_left(receive))
         both = {work, leaving}
         try:
             while not work.done():
@@ -285,33 +285,15 @@ class Exchange(Response):
         """The completion's own headers, as far as they are known when they go out."""
         if self.request.stream and self._asked_at:
             self._record.waited(time.monotonic() - self._asked_at)
+        overhead_ms = self._record.overhead_ms()
+        self.gateway.metrics.overhead(overhead_ms / 1000.0)
         headers: Headers = [
             (b"x-llm-backend", self.target.kind.encode()),
             (b"x-llm-queue-ms", b"%.1f" % self._queue_ms),
-            (b"x-llm-overhead-ms", b"%.1f" % self._record.overhead_ms()),
+            (b"x-llm-overhead-ms", b"%.1f" % overhead_ms),
         ]
-        if self.ignored:
-            headers.append((b"x-llm-ignored", ignored_value(self.ignored)))
-        return headers
+        return headers + ignored_headers(self.ignored)
 
 
 class _ClientLeft(Exception):
     """The client closed the connection: there is nobody to answer."""
-
-
-async def _left(receive: Receive) -> None:
-    """Returns when the client is gone. Whatever else arrives is not for us."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def ignored_value(names: tuple[str, ...]) -> bytes:
-    """Field names as one header value: ASCII, at most 4 kB, names that are no plain words percent-encoded."""
-    value = ""
-    for name in names:
-        word = quote(name[:256], safe="")
-        longer = f"{value}, {word}" if value else word
-        if len(longer) > MAX_IGNORED_BYTES - len(", ..."):
-            return f"{value}, ...".encode()
-        value = longer
-    return value.encode()

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from backends.base import Backend
-from backends.errors import BackendNotAvailable, UnsupportedParameter
+from backends.errors import (
+    BackendError,
+    BackendNotAvailable,
+    BackendUnavailable,
+    Draining,
+    UnsupportedParameter,
+)
 from models.card import Capability, ModelCard
 from models.catalogue import Catalogue
 from openai_compat.admission import Admission
@@ -35,6 +42,8 @@ class Gateway:
     admission: Admission
     metrics: Metrics
     health: HealthCache
+    scrapes: tuple[Callable[[], Awaitable[bytes]], ...] = ()
+    """One per runner that has metrics of its own."""
 
     def resolve(self, model: str, backend: str | None) -> Target:
         """The named backend decides; else the card's own; else any other backend the card has a source for.
@@ -74,18 +83,41 @@ class Gateway:
             raise BackendNotAvailable.named(kind)
         return found
 
-    def _kind_for(self, card: ModelCard, backend: str | None) -> str:
-        if backend is not None:
-            if backend in card.backends:
-                return backend
-            served = ", ".join(repr(kind) for kind in card.backends if kind in self.backends) or "no other"
-            raise BackendNotAvailable(
-                f"Backend {backend!r} does not serve the model {card.id!r}; {served} does"
+    async def why_not_ready(self) -> BackendError | None:
+        """The reason why a new completion would be refused, or None. The default backend decides."""
+        if self.admission.draining:
+            return Draining("The service is shutting down")
+        kind = self.config.default_backend
+        health = (await self.health.all()).get(kind)
+        if health is None:
+            return BackendUnavailable(f"Backend {kind!r} is not available")
+        if not health.healthy:
+            return BackendUnavailable(
+                f"Backend {kind!r} is not healthy: {health.message or 'no reason given'}"
             )
-        for kind in (card.backend, *card.backends):
-            if kind in self.backends:
-                return kind
-        raise BackendNotAvailable.named(card.backend)
+        return None
+
+    async def runner_metrics(self) -> list[bytes]:
+        """The Prometheus texts of the runners that answer in time; a silent one costs its own series only."""
+        asked = [read() for read in self.scrapes]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return [answer for answer in answers if isinstance(answer, bytes)]
+
+    def kind_of(self, card: ModelCard) -> str | None:
+        """The backend that serves a card when nobody names one: its own, else another enabled one it has a
+        source for; None if there is none."""
+        return next((kind for kind in (card.backend, *card.backends) if kind in self.backends), None)
+
+    def _kind_for(self, card: ModelCard, backend: str | None) -> str:
+        kind = self.kind_of(card)
+        if backend is None:
+            if kind is None:
+                raise BackendNotAvailable.named(card.backend)
+            return kind
+        if backend in card.backends:
+            return backend
+        hint = f"; it is served by {kind!r}" if kind else ""
+        raise BackendNotAvailable(f"Backend {backend!r} does not serve the model {card.id!r}{hint}")
 
 
 def require_capability(card: ModelCard, *any_of: Capability, what: str) -> None:

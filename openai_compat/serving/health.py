@@ -77,3 +77,11 @@ class HealthCache:
         except Exception:
             health = BackendHealth(healthy=False, message="The health check failed")
         self._last[kind] = (asyncio.get_running_loop().time(), health)
+
+
+def overall(found: Mapping[str, BackendHealth]) -> str:
+    """`healthy`: all backends are; `degraded`: some; `unhealthy`: none."""
+    healthy = [health.healthy for health in found.values()]
+    if healthy and all(healthy):
+        return "healthy"
+    return "degraded" if any(healthy) else "unhealthy"

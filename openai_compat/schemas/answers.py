@@ -1,0 +1,209 @@
+"""JSON schemas of what the service answers, for `/openapi.json`."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from openai_compat.schemas.fields import Schema
+
+
+def _object(properties: dict[str, Any], *optional: str) -> Schema:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [name for name in properties if name not in optional],
+    }
+
+
+def _list(item: Schema) -> Schema:
+    return {"type": "array", "items": item}
+
+
+_STRING: Final[Schema] = {"type": "string"}
+_TEXT_OR_NULL: Final[Schema] = {"type": ["string", "null"]}
+_INTEGER: Final[Schema] = {"type": "integer"}
+_COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
+_NUMBER: Final[Schema] = {"type": "number"}
+_BOOLEAN: Final[Schema] = {"type": "boolean"}
+_REASON: Final[Schema] = {
+    "type": ["string", "null"],
+    "enum": ["stop", "length", "tool_calls", "content_filter", None],
+}
+_CREATED: Final[Schema] = {"type": "integer", "description": "Unix seconds; the same in every chunk."}
+
+USAGE: Final = _object(
+    {
+        "prompt_tokens": _COUNT,
+        "completion_tokens": _COUNT,
+        "total_tokens": _COUNT,
+        "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
+    }
+)
+
+_TOKEN: Final = {
+    "token": _STRING,
+    "logprob": {"type": "number", "minimum": -9999, "maximum": 0},
+    "bytes": _list({"type": "integer", "minimum": 0, "maximum": 255}),
+}
+_CHAT_LOGPROBS: Final = _object(
+    {"content": _list(_object({**_TOKEN, "top_logprobs": _list(_object(_TOKEN))}))}
+)
+_TEXT_LOGPROBS: Final = _object(
+    {
+        "tokens": _list(_STRING),
+        "token_logprobs": _list(_NUMBER),
+        "top_logprobs": _list({"type": "object", "additionalProperties": _NUMBER}),
+        "text_offset": _list(_COUNT),
+    }
+)
+
+
+def _completion(object_name: str, choice: Schema) -> Schema:
+    return _object(
+        {
+            "id": _STRING,
+            "object": {"type": "string", "const": object_name},
+            "created": _CREATED,
+            "model": {"type": "string", "description": "The card's id, never an alias."},
+            "choices": _list(choice),
+            "usage": USAGE,
+            "backend": _STRING,
+        }
+    )
+
+
+def _chunk(object_name: str, choice: Schema) -> Schema:
+    return _object(
+        {
+            "id": _STRING,
+            "object": {"type": "string", "const": object_name},
+            "created": _CREATED,
+            "model": _STRING,
+            "choices": {**_list(choice), "description": "Empty in the usage chunk."},
+            "usage": {**USAGE, "description": "In the last chunk, when stream_options.include_usage asks."},
+        },
+        "usage",
+    )
+
+
+_TEXT_CHOICE: Final = _object(
+    {"index": _COUNT, "text": _STRING, "finish_reason": _REASON, "logprobs": _TEXT_LOGPROBS}, "logprobs"
+)
+
+SCHEMAS: Final[dict[str, Schema]] = {
+    "ChatCompletion": _completion(
+        "chat.completion",
+        _object(
+            {
+                "index": _COUNT,
+                "message": _object(
+                    {"role": {"type": "string", "const": "assistant"}, "content": _TEXT_OR_NULL}
+                ),
+                "finish_reason": _REASON,
+                "logprobs": _CHAT_LOGPROBS,
+            },
+            "logprobs",
+        ),
+    ),
+    "ChatCompletionChunk": _chunk(
+        "chat.completion.chunk",
+        _object(
+            {
+                "index": _COUNT,
+                "delta": _object({"role": _STRING, "content": _STRING}, "role", "content"),
+                "finish_reason": _REASON,
+                "logprobs": _CHAT_LOGPROBS,
+            },
+            "logprobs",
+        ),
+    ),
+    "Completion": _completion("text_completion", _TEXT_CHOICE),
+    "CompletionChunk": _chunk("text_completion", _TEXT_CHOICE),
+    "Model": _object(
+        {
+            "id": _STRING,
+            "object": {"type": "string", "const": "model"},
+            "created": _INTEGER,
+            "owned_by": _STRING,
+            "backend": _STRING,
+            "loaded": _BOOLEAN,
+            "context_length": {"type": ["integer", "null"], "description": "Tokens; null until known."},
+            "capabilities": _list(_STRING),
+            "aliases": _list(_STRING),
+        },
+        "aliases",
+    ),
+    "ModelList": _object(
+        {
+            "object": {"type": "string", "const": "list"},
+            "data": _list({"$ref": "#/components/schemas/Model"}),
+        }
+    ),
+    "ModelOutcome": _object({"success": _BOOLEAN, "model": _STRING, "backend": _STRING, "message": _STRING}),
+    "LoadProgress": _object(
+        {
+            "phase": {"type": "string", "enum": ["waiting", "fetching", "loading", "ready"]},
+            "done_bytes": _COUNT,
+            "total_bytes": _COUNT,
+            "fraction": {"type": "number", "minimum": 0, "maximum": 1},
+        }
+    ),
+    "Backends": _object({"backends": _list(_STRING)}),
+    "Health": _object(
+        {
+            "status": {"type": "string", "enum": ["healthy", "degraded", "unhealthy"]},
+            "backends": _list(_object({"name": _STRING, "healthy": _BOOLEAN, "message": _TEXT_OR_NULL})),
+        }
+    ),
+    "Ready": _object({"ready": _BOOLEAN}),
+    "Info": _object(
+        {
+            "resource": {"type": "object"},
+            "models": _list({"$ref": "#/components/schemas/Model"}),
+            "functions": _list(
+                _object(
+                    {
+                        "name": _STRING,
+                        "method": _STRING,
+                        "path": _STRING,
+                        "description": _STRING,
+                        "streaming": _BOOLEAN,
+                    }
+                )
+            ),
+        }
+    ),
+    "Error": _object(
+        {
+            "detail": {
+                "description": "A sentence; for 401 an object; for 422 a list of problems.",
+                "anyOf": [
+                    _STRING,
+                    _object({"error": _STRING, "message": _STRING}),
+                    _list(
+                        _object(
+                            {
+                                "type": _STRING,
+                                "loc": _list({"type": ["string", "integer"]}),
+                                "msg": _STRING,
+                                "input": {},
+                            }
+                        )
+                    ),
+                ],
+            },
+            "error": _object(
+                {
+                    "message": _STRING,
+                    "type": _STRING,
+                    "param": _TEXT_OR_NULL,
+                    "code": _TEXT_OR_NULL,
+                    "prompt_tokens": _COUNT,
+                    "context_length": _COUNT,
+                },
+                "prompt_tokens",
+                "context_length",
+            ),
+        }
+    ),
+}
