@@ -20,7 +20,6 @@ from openai_compat.config import WireConfig
 from openai_compat.errors import AuthenticationRequired
 
 Headers = Iterable[tuple[bytes, bytes]]
-Scope = dict[str, object]
 
 _log = logging.getLogger(__name__)
 _BEARER = re.compile(rb"\s*([A-Za-z]+)[ \t]+(\S+)\s*")
