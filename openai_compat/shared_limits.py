@@ -93,8 +93,8 @@ class SharedBuckets:
     """Token buckets shared by every process that opened `path`, room for at least `capacity` of them."""
 
     def __init__(self, path: Path, *, capacity: int) -> None:
-        self._sets = max(1, -(-2 * capacity // WAYS))
-        size = self._sets * _SET.size
+        self.num_sets = max(1, -(-2 * capacity // WAYS))
+        size = self.num_sets * _SET.size
         self._fd = _open_private(path, size)
         self._map = mmap.mmap(self._fd, size)
 
@@ -112,7 +112,7 @@ class SharedBuckets:
         """Take one token of `key`: 0.0 if there was one, else the seconds until there is. `now` is
         `time.monotonic()`, which is one clock for all processes of a host."""
         digest = hashlib.blake2b(key.encode("utf-8", "replace"), digest_size=16).digest()
-        number = int.from_bytes(digest[:8], "little") % self._sets
+        number = int.from_bytes(digest[:8], "little") % self.num_sets
         locked = self._lock(number)
         try:
             return self._take(digest, number, now, interval_s, burst)
