@@ -4,11 +4,12 @@ from __future__ import annotations
 
 
 class StopMatcher:
-    """Watches the text of one choice for its stop strings; fed piece by piece, it decides as on the whole text.
+    """Watches the text of one choice for stop strings; fed piece by piece, it decides as on the whole.
 
-    The cut is where the match that *starts* earliest starts; of several that start together the longest counts. Text
-    is held back from the first place where a stop may still be under way, and no further. So a stop that is complete
-    waits while an earlier (or equally early, longer) one is still possible; `flush` settles it when generation ends.
+    The cut is where the match that *starts* earliest starts; of several that start together the longest
+    counts. Text is held back from the first place where a stop may still be under way, and no further. So a
+    stop that is complete waits while an earlier (or equally early, longer) one is still possible; `flush`
+    settles it when generation ends.
 
     One object per choice. With no stops `feed` returns its argument.
     """
@@ -32,7 +33,8 @@ class StopMatcher:
         return self._held
 
     def feed(self, text: str) -> str:
-        """Take the next piece; give what may be delivered now, possibly "". After a match everything is dropped."""
+        """Take the next piece; give what may be delivered now, possibly "". After a match everything is
+        dropped."""
         if not self._stops:
             return text
         if self.matched is not None:

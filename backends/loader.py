@@ -1,0 +1,85 @@
+"""The seam between the pool and an engine: a model in memory, and how one kind of backend brings it there."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING
+
+from backends.types import EventBatch, GenerationRequest, LoadProgress, Prompt
+
+if TYPE_CHECKING:
+    from models.card import ModelCard
+
+
+class LoadedModel(ABC):
+    """One model in memory with its engine. Made by `ModelLoader.load`, closed by the pool, used from one
+    event loop."""
+
+    card_id: str
+    context_length: int
+    """Tokens that prompt and answer of one choice may take together."""
+    memory_bytes: int
+    """What it really takes, for the budget: weights, KV cache and compute buffers."""
+
+    @property
+    @abstractmethod
+    def running(self) -> int:
+        """Requests (not sequences) that the engine works on."""
+
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """Requests that wait inside the engine for a slot."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why this object can serve nothing any more, in one sentence; None while it can. The pool then
+        drops it, and the next request loads the model again."""
+        return None
+
+    @abstractmethod
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[EventBatch, None]:
+        """As `Backend.generate`, for a request whose model is this one."""
+
+    @abstractmethod
+    async def abort(self, request_id: str) -> None:
+        """As `Backend.abort`."""
+
+    @abstractmethod
+    async def count_tokens(self, prompt: Prompt) -> int:
+        """As `Backend.count_tokens`."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """End every generation that still runs (BackendFailed), then free the memory before returning.
+        Idempotent."""
+
+
+class ModelLoader(ABC):
+    """How one kind of backend finds its models and brings them into memory."""
+
+    kind: str
+
+    @abstractmethod
+    def resolve(self, name: str) -> ModelCard:
+        """The card of an id or alias; cheap enough for every request.
+
+        Raises: UnknownModel.
+        """
+
+    @abstractmethod
+    def estimate_bytes(self, card: ModelCard) -> int:
+        """Memory that loading the card will take, before it is loaded; 0 when it cannot be told (its file
+        is not there yet). May read a file's header; called in a thread.
+
+        Raises: UnknownModel, UnusableModel.
+        """
+
+    @abstractmethod
+    async def load(self, card: ModelCard, on_progress: Callable[[LoadProgress], None]) -> LoadedModel:
+        """Bring the model into memory and answer when it can generate. `on_progress` may be called from any
+        thread; its phases are "fetching" and "loading". A failed or cancelled load leaves nothing behind.
+
+        Raises: UnknownModel, UnusableModel, SourceUnavailable, InsufficientMemory, BackendFailed.
+        """

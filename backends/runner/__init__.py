@@ -1,0 +1,7 @@
+"""The wire between the gateway and a runner process, both ends: `create_runner_app` there, `RunnerClient`
+here."""
+
+from backends.runner.app import create_runner_app
+from backends.runner.client import RunnerClient
+
+__all__ = ["RunnerClient", "create_runner_app"]

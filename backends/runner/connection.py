@@ -1,0 +1,284 @@
+"""HTTP/1.1 to one runner, as little of it as the wire needs, on kept-alive connections.
+
+A client library's request costs more than everything else between gateway and engine for a short answer,
+and none tells apart what the wire must: a connection that was stale (repeat it) and a runner that died over
+a request (do not). See docs/decisions/0003-runner-wire.md for the measurement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+import httptools
+from typing_extensions import override
+
+IDLE_S = 4.0
+"""A connection that idled longer is not used again: uvicorn closes its end at 5 s."""
+CONNECT_TIMEOUT_S = 5.0
+HIGH_WATER_BYTES = 256 << 10
+"""More than this unread: stop reading from the socket until the reader has caught up."""
+
+
+class RunnerGone(Exception):
+    """The connection ended before the response did. `head`: the runner had accepted the request."""
+
+    def __init__(self, *, head: bool) -> None:
+        super().__init__("the runner closed the connection")
+        self.head = head
+
+
+class NotHttp(Exception):
+    """What came back is not an HTTP response."""
+
+
+class Exchange(asyncio.Protocol):
+    """One connection. It carries one request and its response at a time, and becomes idle in between."""
+
+    def __init__(self, idle: list[Exchange]) -> None:
+        self._idle = idle
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._waiter: asyncio.Future[None] | None = None
+        self._chunks: list[bytes] = []
+        self._buffered = 0
+        self._paused = False
+        self._complete = True
+        self._error: Exception | None = None
+        self._head = False
+        self.idle_since = 0.0
+        self.reused = False
+
+    @property
+    def usable(self) -> bool:
+        return self._error is None and self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def complete(self) -> bool:
+        """The whole response has arrived (it may be unread)."""
+        return self._complete
+
+    def begin(self, request: bytes) -> None:
+        """Send a whole request; the response is read with `head` and `read`."""
+        assert self._transport is not None  # noqa: S101 - set before anybody sees this object
+        self._parser = httptools.HttpResponseParser(self)
+        self._chunks.clear()
+        self._buffered = 0
+        self._complete = self._head = False
+        self._transport.write(request)
+
+    async def head(self) -> int:
+        """The status, as soon as the runner has accepted the request.
+
+        Raises: RunnerGone, NotHttp, or what `fail` was given.
+        """
+        while not self._head:
+            await self._wait()
+        return self._parser.get_status_code()
+
+    async def read(self) -> bytes:
+        """What has arrived of the body since the last call, waiting for some; b"" at its end.
+
+        Raises: as `head`, and only after everything that arrived was read.
+        """
+        while not self._chunks:
+            if self._complete:
+                return b""
+            await self._wait()
+        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks.clear()
+        self._buffered = 0
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+        return data
+
+    def fail(self, error: Exception) -> None:
+        """End the exchange for whoever reads it, and with it the runner's work."""
+        if not self._complete:
+            self._lose(error)
+
+    def close(self, now: float) -> None:
+        """The user is done. An unfinished response takes its connection along, at once; that is the abort."""
+        if self._complete and self.usable and self._parser.should_keep_alive():
+            self.idle_since = now
+            self.reused = True
+            self._idle.append(self)
+        else:
+            self.drop()
+
+    def drop(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def _wait(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _lose(self, error: Exception) -> None:
+        if self._error is None:
+            self._error = error
+        self.drop()
+        self._wake()
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - create_*_connection gives no other
+        self._transport = transport
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if self._complete:
+            self._lose(NotHttp())  # nobody asked
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._lose(NotHttp())
+            return
+        if self._buffered > HIGH_WATER_BYTES and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._error is None:
+            self._error = RunnerGone(head=self._head)
+        if self in self._idle:
+            self._idle.remove(self)
+        self._wake()
+
+    def on_headers_complete(self) -> None:
+        self._head = True
+
+    def on_body(self, body: bytes) -> None:
+        self._chunks.append(body)
+        self._buffered += len(body)
+
+    def on_message_complete(self) -> None:
+        self._complete = True
+
+
+class Link:
+    """The connections to one runner: as many as there are requests under way, and the idle ones.
+
+    `url`: `file:///path.sock`, `http://host:port` or `https://host:port`, or a callable that gives it when
+    the first connection is made.
+    """
+
+    def __init__(self, url: str | Callable[[], str], token: str | None) -> None:
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise ValueError("the runner's token may hold printable ASCII characters only")
+        self._url = url
+        self._authorization = "" if token is None else f"authorization: Bearer {token}\r\n"
+        self._address = _Address.parse(url) if isinstance(url, str) else None
+        self._heads: dict[tuple[str, str], bytes] = {}
+        self._idle: list[Exchange] = []
+
+    async def send(self, method: str, path: str, body: bytes, *, accept_timeout_s: float) -> Exchange:
+        """Send a request and wait until it is accepted: the response's head is there. The caller closes the
+        exchange.
+
+        A kept-alive connection that turns out to be closed before any of the head came is replaced once by
+        a new one.
+
+        Raises: RunnerGone, NotHttp; TimeoutError; OSError when nobody listens there; ValueError for a bad
+        address.
+        """
+        loop = asyncio.get_running_loop()
+        exchange = self._take_idle(loop.time()) or await self._connect()
+        while True:
+            reused = exchange.reused
+            timer = loop.call_later(accept_timeout_s, exchange.fail, TimeoutError())
+            try:
+                exchange.begin(self._head(method, path) + b"%d\r\n\r\n" % len(body) + body)
+                await exchange.head()
+                return exchange
+            except RunnerGone:
+                if not reused:
+                    raise
+            except BaseException:
+                exchange.drop()
+                raise
+            finally:
+                timer.cancel()
+            self.close()  # the others that idle were made before the same restart
+            exchange = await self._connect()
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        while self._idle:
+            self._idle.pop().drop()
+
+    def _take_idle(self, now: float) -> Exchange | None:
+        while self._idle:
+            exchange = self._idle.pop()
+            if exchange.usable and now - exchange.idle_since < IDLE_S:
+                return exchange
+            exchange.drop()
+        return None
+
+    async def _connect(self) -> Exchange:
+        if self._address is None and not isinstance(self._url, str):
+            self._address = _Address.parse(self._url())
+        address = self._address
+        assert address is not None  # noqa: S101 - a string was parsed by the constructor
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            if address.socket_path is not None:
+                _, exchange = await loop.create_unix_connection(self._new, address.socket_path)
+            else:
+                _, exchange = await loop.create_connection(
+                    self._new, address.host, address.port, ssl=address.tls
+                )
+        return exchange
+
+    def _new(self) -> Exchange:
+        return Exchange(self._idle)
+
+    def _head(self, method: str, path: str) -> bytes:
+        """The request's head up to the value of content-length."""
+        known = self._heads.get((method, path))
+        if known is None:
+            assert self._address is not None  # noqa: S101 - a connection exists
+            known = self._heads[method, path] = (
+                f"{method} {self._address.prefix}{path} HTTP/1.1\r\nhost: {self._address.host}\r\n"
+                f"{self._authorization}content-type: application/msgpack\r\ncontent-length: "
+            ).encode()
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class _Address:
+    host: str
+    port: int = 0
+    prefix: str = ""
+    socket_path: str | None = None
+    tls: ssl.SSLContext | None = None
+
+    @classmethod
+    def parse(cls, url: str | None) -> _Address:
+        """Raises: ValueError with one sentence."""
+        if not url:
+            raise ValueError("its address is not known yet")
+        parts = urlsplit(url)
+        if parts.scheme == "file" and parts.path:
+            return cls("runner", socket_path=unquote(parts.path))
+        if parts.scheme in ("http", "https") and parts.hostname:
+            tls = ssl.create_default_context() if parts.scheme == "https" else None
+            port = parts.port or (443 if tls else 80)
+            return cls(parts.hostname, port, parts.path.rstrip("/"), tls=tls)
+        raise ValueError(f"{url!r} is not a runner's address; file:///path.sock and http://host:port are")
