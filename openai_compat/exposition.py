@@ -7,7 +7,7 @@ package is first imported, which other code in this process has usually done alr
 
 from __future__ import annotations
 
-import contextlib
+import fcntl
 import itertools
 import os
 from bisect import bisect_left
@@ -21,6 +21,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.utils import floatToGoString
 
 _generation = itertools.count()
+_MAX_DEAD = 8
 
 
 class NumberFile(Protocol):
@@ -115,11 +116,14 @@ class SeriesFiles:
         return HistogramCells(cells, Cell(self._histograms, _key(name, name + "_sum", labels, about)), bounds)
 
     def render(self) -> bytes:
-        """The text of every process that writes into the directory."""
-        self._forget_the_dead()
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry, path=str(self._directory))  # type: ignore[no-untyped-call]
-        return generate_latest(registry)
+        """The text of every process that writes into the directory. One process at a time renders."""
+        with (self._directory / "scrape.lock").open("wb") as lock:
+            # flock, unlike a record lock, also keeps two threads of one process apart.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._forget_the_dead()
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry, path=str(self._directory))  # type: ignore[no-untyped-call]
+            return generate_latest(registry)
 
     def close(self) -> None:
         """Close this process's files; they stay for the other processes' scrapes."""
@@ -127,12 +131,41 @@ class SeriesFiles:
             file.close()
 
     def _forget_the_dead(self) -> None:
-        """A gauge of a process that is gone means nothing; its counters still do."""
-        for file in self._directory.glob("gauge_livesum_*.db"):
+        """A gauge of a process that is gone means nothing; its counters still do, so they go into the
+        archive, lest a worker that keeps dying fills the folder and slows every scrape."""
+        for file in self._dead("gauge_livesum"):
+            file.unlink(missing_ok=True)
+        for kind in ("counter", "histogram"):
+            dead = self._dead(kind)
+            if len(dead) > _MAX_DEAD:
+                self._archive(kind, dead)
+
+    def _dead(self, kind: str) -> list[Path]:
+        """Files of this kind whose process is gone. The archive's owner is `0-0`, which is nobody's pid."""
+        found = []
+        for file in self._directory.glob(f"{kind}_*.db"):
             pid = file.stem.rpartition("_")[2].partition("-")[0]
-            if pid.isdigit() and not _alive(int(pid)):
-                with contextlib.suppress(FileNotFoundError):  # another worker's scrape was faster
-                    file.unlink()
+            if pid.isdigit() and int(pid) and not _alive(int(pid)):
+                found.append(file)
+        return found
+
+    def _archive(self, kind: str, dead: Sequence[Path]) -> None:
+        """Add the dead files up into one. Killed between its last two steps it counts them twice."""
+        archive = self._directory / f"{kind}_0-0.db"
+        draft = self._directory / f"{kind}_0-0.draft"
+        draft.unlink(missing_ok=True)
+        totals: dict[str, float] = {}
+        for file in (archive, *dead):
+            if file.exists():
+                for key, number in _read(file):
+                    totals[key] = totals.get(key, 0.0) + number
+        target = _open(draft)
+        for key, number in totals.items():
+            target.write_value(key, number, 0.0)
+        target.close()
+        draft.replace(archive)
+        for file in dead:
+            file.unlink(missing_ok=True)
 
 
 def merge_texts(texts: Iterable[bytes]) -> bytes:
@@ -164,6 +197,11 @@ def merge_texts(texts: Iterable[bytes]) -> bytes:
 
 def _open(path: Path) -> NumberFile:
     return cast(NumberFile, MmapedDict(str(path)))  # type: ignore[no-untyped-call]
+
+
+def _read(path: Path) -> Iterable[tuple[str, float]]:
+    for key, value, _, _ in MmapedDict.read_all_values_from_file(str(path)):  # type: ignore[no-untyped-call]
+        yield key, value
 
 
 def _key(metric: str, name: str, labels: dict[str, str], about: str) -> str:

@@ -202,6 +202,7 @@ class Metrics:
         if directory is None:
             directory = Path(tempfile.mkdtemp(prefix="llm-metrics-"))
             self._cleanup = weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
+        self.directory = directory
         self._files = SeriesFiles(directory)
         self._known_models = known_models
         self._clock = clock
