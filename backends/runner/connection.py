@@ -11,6 +11,7 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 from urllib.parse import unquote, urlsplit
 
 import httptools
@@ -49,6 +50,7 @@ class Exchange(asyncio.Protocol):
         self._complete = True
         self._error: Exception | None = None
         self._head = False
+        self._keep = False
         self.idle_since = 0.0
         self.reused = False
 
@@ -67,7 +69,7 @@ class Exchange(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._chunks.clear()
         self._buffered = 0
-        self._complete = self._head = False
+        self._complete = self._head = self._keep = False
         self._transport.write(request)
 
     async def head(self) -> int:
@@ -103,7 +105,7 @@ class Exchange(asyncio.Protocol):
 
     def close(self, now: float) -> None:
         """The user is done. An unfinished response takes its connection along, at once; that is the abort."""
-        if self._complete and self.usable and self._parser.should_keep_alive():
+        if self._complete and self._keep and self.usable:
             self.idle_since = now
             self.reused = True
             self._idle.append(self)
@@ -135,8 +137,8 @@ class Exchange(asyncio.Protocol):
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - create_*_connection gives no other
-        self._transport = transport
+        # A socket's transport is a full one, though uvloop's does not inherit from asyncio.Transport.
+        self._transport = cast("asyncio.Transport", transport)
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -170,6 +172,7 @@ class Exchange(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._complete = True
+        self._keep = self._parser.should_keep_alive()  # the parser forgets it after this callback
 
 
 class Link:
