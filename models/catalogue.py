@@ -108,7 +108,8 @@ class Catalogue:
         hub = names.split_hub_name(name)
         if hub is not None and names.is_allowed(name, self._hub_allow):
             return _hub_card(name, *hub)
-        raise UnknownModel(name, names.near(name, self._view.by_name))
+        known = (other for card in self._view.listed for other in (card.id, *card.aliases))
+        raise UnknownModel(name, names.near(name, known))
 
     def cards(self, backend: str | None = None) -> tuple[ModelCard, ...]:
         """All cards and usable files, those with a source for `backend` if one is given: cards in the file's
@@ -186,7 +187,13 @@ def read_catalogue(path: Path) -> tuple[ModelCard, ...]:
     except OSError as error:
         raise CatalogueError(f"it cannot be read: {(error.strerror or str(error)).lower()}") from error
     except ValidationError as error:
-        raise CatalogueError("\n".join(_sentence(problem, data) for problem in error.errors())) from error
+        # A card's backend is only missing where its sources are, which is a problem of its own.
+        problems = [
+            problem
+            for problem in error.errors()
+            if (problem["type"], problem["loc"][-1:]) != ("missing", ("backend",))
+        ]
+        raise CatalogueError("\n".join(_sentence(problem, data) for problem in problems)) from error
 
 
 def _read_yaml(path: Path) -> Any:
