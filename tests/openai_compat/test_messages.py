@@ -1,0 +1,220 @@
+"""Messages: which conversations are taken, and what the template gets of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.errors import UnsupportedParameter
+from openai_compat.errors import ValidationFailed
+from openai_compat.schemas.chat import read_chat
+from openai_compat.serving.messages import normalise
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def check(*messages: Any) -> list[dict[str, Any]]:
+    return read_chat({"model": "tiny", "messages": list(messages)}).messages
+
+
+def entries(*messages: Any) -> list[dict[str, Any]]:
+    with pytest.raises(ValidationFailed) as caught:
+        check(*messages)
+    return caught.value.entries
+
+
+def normal(*messages: Any, vision: bool = False) -> list[dict[str, Any]]:
+    return normalise(check(*messages), vision=vision, model="tiny")
+
+
+def call(arguments: Any = "{}", **fields: Any) -> dict[str, Any]:
+    return {
+        "role": "assistant",
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}],
+        **fields,
+    }
+
+
+@pytest.mark.parametrize(
+    "content", ["", [], [{"type": "text", "text": ""}], [{"type": "text", "text": ""}] * 2]
+)
+def test_an_empty_user_message_is_refused_in_these_words(content: Any) -> None:
+    found = entries(USER, {"role": "user", "content": content})
+
+    assert found == [
+        {
+            "type": "value_error",
+            "loc": ["body", "messages", 1, "content"],
+            "msg": "Message at index 1 with role 'user' cannot have empty content",
+            "input": content,
+        }
+    ]
+
+
+def test_blanks_are_text() -> None:
+    assert normal({"role": "user", "content": " "}) == [{"role": "user", "content": " "}]
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant"])
+def test_a_role_is_kept(role: str) -> None:
+    assert normal({"role": role, "content": "x"}) == [{"role": role, "content": "x"}]
+
+
+def test_the_function_role_becomes_tool() -> None:
+    assert normal({"role": "function", "name": "f", "content": "5"}) == [
+        {"role": "tool", "name": "f", "content": "5"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "loc"),
+    [
+        (5, []),
+        ("Hi", []),
+        (None, []),
+        ({}, ["role"]),
+        ({"content": "x"}, ["role"]),
+        ({"role": "robot", "content": "x"}, ["role"]),
+        ({"role": 5, "content": "x"}, ["role"]),
+        ({"role": ["user"], "content": "x"}, ["role"]),
+        ({"role": "user"}, ["content"]),
+        ({"role": "user", "content": None}, ["content"]),
+        ({"role": "system", "content": None}, ["content"]),
+        ({"role": "tool", "content": None}, ["content"]),
+        ({"role": "user", "content": 5}, ["content"]),
+        ({"role": "user", "content": {"type": "text"}}, ["content"]),
+        ({"role": "user", "content": ["x"]}, ["content", 0]),
+        ({"role": "user", "content": [{"text": "x"}]}, ["content", 0, "type"]),
+        ({"role": "user", "content": [{"type": "song"}]}, ["content", 0, "type"]),
+        ({"role": "user", "content": [{"type": ["text"]}]}, ["content", 0, "type"]),
+        ({"role": "user", "content": [{"type": "text"}]}, ["content", 0, "text"]),
+        ({"role": "user", "content": [{"type": "text", "text": 5}]}, ["content", 0, "text"]),
+        ({"role": "user", "content": [{"type": "image_url"}]}, ["content", 0, "image_url"]),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, ["content", 0, "image_url", "url"]),
+        ({"role": "user", "content": "x", "name": 5}, ["name"]),
+        ({"role": "assistant", "tool_calls": 5}, ["tool_calls"]),
+        ({"role": "assistant", "tool_calls": [5]}, ["tool_calls", 0]),
+        ({"role": "assistant", "tool_calls": [{}]}, ["tool_calls", 0, "function"]),
+        ({"role": "assistant", "tool_calls": [{"function": {}}]}, ["tool_calls", 0, "function", "name"]),
+        ({"role": "assistant", "function_call": {"arguments": "{}"}}, ["function_call", "name"]),
+        (call("{"), ["tool_calls", 0, "function", "arguments"]),
+        (call("[1]"), ["tool_calls", 0, "function", "arguments"]),
+        (call({"a": 1}), ["tool_calls", 0, "function", "arguments"]),
+        (call("[" * 5000), ["tool_calls", 0, "function", "arguments"]),
+    ],
+)  # fmt: skip
+def test_what_is_no_message_is_named(message: Any, loc: list[Any]) -> None:
+    assert entries(USER, message)[0]["loc"] == ["body", "messages", 1, *loc]
+
+
+def test_a_thousand_messages_pass() -> None:
+    assert len(check(*[USER] * 1000)) == 1000
+
+
+def test_text_parts_are_joined_by_a_newline() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+
+    assert normal({"role": "user", "content": parts}) == [{"role": "user", "content": "a\nb"}]
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}, {"content": []}])
+def test_an_assistant_may_say_nothing(content: dict[str, Any]) -> None:
+    assert normal({"role": "assistant", **content}) == [{"role": "assistant", "content": ""}]
+
+
+def test_nulls_inside_an_assistant_message_cost_and_change_nothing() -> None:
+    nulls = dict.fromkeys(("tool_calls", "function_call", "refusal", "audio", "name", "tool_call_id", "annotations"))
+
+    assert normal({"role": "assistant", "content": "x", **nulls}) == [{"role": "assistant", "content": "x"}]
+
+
+@pytest.mark.parametrize("arguments", ["", "null", None, "{}", " null "])
+def test_empty_arguments_become_an_empty_object(arguments: Any) -> None:
+    assert normal(call(arguments))[0]["tool_calls"][0]["function"]["arguments"] == "{}"
+
+
+def test_content_beside_tool_calls_is_kept() -> None:
+    message = normal(call('{"a": 1}', content="Let me look."))[0]
+
+    assert message["content"] == "Let me look."
+    assert message["tool_calls"] == [
+        {"type": "function", "id": "c1", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    ]
+
+
+def test_the_deprecated_function_call_becomes_a_tool_call() -> None:
+    message = normal(
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
+    )[0]
+
+    assert message["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
+
+
+def test_a_tool_result_keeps_its_call_id() -> None:
+    assert normal({"role": "tool", "tool_call_id": "c1", "content": "5"})[0]["tool_call_id"] == "c1"
+
+
+def test_a_refusal_is_what_the_assistant_said() -> None:
+    assert normal({"role": "assistant", "content": None, "refusal": "No."})[0]["content"] == "No."
+
+
+@pytest.mark.parametrize("key", ["reasoning", "reasoning_content"])
+def test_both_spellings_of_reasoning_are_taken(key: str) -> None:
+    assert normal({"role": "assistant", "content": "x", key: "hm"})[0]["reasoning_content"] == "hm"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}},
+        {"type": "input_audio", "input_audio": {"data": ""}},
+        {"type": "file", "file": {}},
+    ],
+)
+def test_a_media_part_on_a_text_model_is_refused_by_its_place(part: dict[str, Any]) -> None:
+    content = [{"type": "text", "text": "What is this?"}, part]
+
+    with pytest.raises(UnsupportedParameter) as caught:
+        normal(USER, {"role": "user", "content": content})
+
+    assert caught.value.param == "messages[1].content[1]"
+    assert "messages[1].content[1]" in caught.value.message
+
+
+def test_an_image_reaches_a_model_that_takes_images() -> None:
+    content = [
+        {"type": "text", "text": "?"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}},
+    ]
+
+    assert normal({"role": "user", "content": content}, vision=True)[0]["content"] == content
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(["type", "text", "function", "name", "arguments", "image_url"]), inner, max_size=3
+        )
+    ),
+)
+MESSAGES = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "tool", "system", "function"])},
+    optional=dict.fromkeys(("content", "name", "tool_calls", "function_call", "refusal", "audio"), VALUES),
+)
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=3))
+def test_any_message_is_refused_or_becomes_strings(messages: list[dict[str, Any]]) -> None:
+    try:
+        result = normal(*messages)
+    except (ValidationFailed, UnsupportedParameter):
+        return
+
+    assert all(isinstance(message["content"], str) for message in result)
+    assert all(value is not None for message in result for value in message.values())
