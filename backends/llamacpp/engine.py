@@ -1,0 +1,444 @@
+"""The engine loop: one thread, one context, one batch a step over all running sequences.
+
+Every step decodes one token of each sequence that has its prompt behind it, and beside them a bounded piece of the
+prompts that do not, so that a long prompt never stalls the others for long. Decoding is only a prefill of one token:
+a sequence's `tokens` are its prompt and what it generated, its slot knows how many of them are computed, and the
+logits of the last one give the next. So a preempted sequence needs no state of its own: it waits again, and what it
+had is computed again.
+
+    commands ─> waiting ─> running ─> finished           (see `Engine._admit`, `_plan`, `_sample`)
+                   ^          │
+                   └ preempt ─┘
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from backends.errors import BackendFailed, ServiceError
+from backends.llamacpp.context import Context, ContextConfig, NoRoomInCache
+from backends.llamacpp.model import GgufModel
+from backends.llamacpp.output import ChoiceOutput
+from backends.llamacpp.sampler import Sampler, logprobs_of
+from backends.llamacpp.slots import Slot, SlotTable, common_prefix_length
+from backends.types import Event, Finished, FinishReason, SamplingParams, Started, Usage
+
+log = logging.getLogger("llm.llamacpp")
+
+
+@dataclass(eq=False)
+class Job:
+    """One request inside the engine. Built by the caller's thread, afterwards touched by the engine's thread only."""
+
+    params: SamplingParams
+    prompts: list[list[int]]
+    echoes: list[str]
+    """Text before each prompt's choices, "" without echo."""
+    n: int
+    seed: int
+    is_streaming: bool
+    accepted_at: float
+    receive: Callable[[list[Event], ServiceError | None], None]
+    """Where its events go; called by whoever `deliver` hands the delivery to."""
+    started_at: float = 0.0
+    first_token_at: float = 0.0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    num_unfinished: int = 0
+    is_over: bool = False
+    events: list[Event] = field(default_factory=list)
+    """What this step brought; handed over at its end."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+
+Delivery = tuple[Job, list[Event], ServiceError | None]
+"""Events of one job, in order; an error is its end."""
+
+
+class Sequence:
+    """One choice while it is computed."""
+
+    __slots__ = (
+        "counts_cache",
+        "index",
+        "job",
+        "max_tokens",
+        "num_prompt",
+        "output",
+        "sampler",
+        "slot",
+        "tokens",
+    )
+
+    def __init__(self, job: Job, prompt_index: int, i: int, model: GgufModel) -> None:
+        prompt = job.prompts[prompt_index]
+        self.job = job
+        self.index = prompt_index * job.n + i
+        self.tokens = list(prompt)
+        self.num_prompt = len(prompt)
+        self.max_tokens = job.params.max_tokens
+        self.slot: Slot | None = None
+        self.counts_cache = i == 0
+        self.output = ChoiceOutput(self.index, job.params.stop, echo=job.echoes[prompt_index])
+        self.sampler = Sampler(job.params, model, seed=job.seed + i, prompt=prompt)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """`prefill_chunk_tokens`: most prompt tokens of one step while other sequences decode."""
+
+    context: ContextConfig
+    prefill_chunk_tokens: int
+    context_length: int
+    """Most tokens of one sequence, prompt and answer together."""
+    min_shared_tokens: int = 16
+    """A running prompt must promise this many more common tokens before a new one waits for it."""
+
+
+class Engine:
+    """Starts its thread at once. `deliver` is called from that thread, once per step, and must not block.
+
+    Raises: InsufficientMemory from the constructor when the context cannot be made.
+    """
+
+    def __init__(
+        self, model: GgufModel, config: EngineConfig, deliver: Callable[[list[Delivery]], None]
+    ) -> None:
+        self._model = model
+        self._config = config
+        self._deliver = deliver
+        self._context = Context(model, config.context)
+        self._slots = SlotTable(
+            self._context,
+            num_slots=config.context.num_slots,
+            num_cells=config.context.n_ctx,
+            is_unified=config.context.kv_unified,
+            min_copied_tokens=config.min_shared_tokens,
+        )
+        self._max_length = config.context_length
+        self._commands: queue.SimpleQueue[tuple[str, Job | None]] = queue.SimpleQueue()
+        self._jobs: set[Job] = set()
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self._touched: list[Job] = []
+        self.failure: str | None = None
+        """Why the loop ended by itself; None while it runs."""
+        self._thread = threading.Thread(target=self._run, name="llamacpp-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_running(self) -> int:
+        """Requests with a sequence in a slot. May be read from any thread; a step old at most."""
+        return len({id(sequence.job) for sequence in list(self._running)})
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests none of whose sequences has a slot."""
+        return max(0, len(self._jobs) - self.num_running)
+
+    def submit(self, job: Job) -> None:
+        """Queue a request. Every submitted job ends with `Finished` or an error, unless it is aborted. Thread-safe."""
+        self._commands.put(("accept", job))
+
+    def abort(self, job: Job) -> None:
+        """Stop a request wherever it is, after the step in hand. It gets an error as its end; one that is over is left
+        alone. Thread-safe."""
+        self._commands.put(("abort", job))
+
+    def close(self) -> None:
+        """End every job with an error, stop the thread, free the context. Blocks for the step in hand. Idempotent."""
+        self._commands.put(("close", None))
+        self._thread.join()
+        self._context.close()
+
+    def _run(self) -> None:
+        try:
+            while self._take_commands():
+                self._admit()
+                if self._running:
+                    self._step()
+        except Exception:
+            # The loop's own bug, or memory that llama.cpp could not get: this engine is over, the process is not.
+            log.exception("the engine loop failed")
+            self.failure = "The engine stopped after an internal error"
+        self._end_everything(self.failure or "The model was unloaded before the request was complete")
+
+    # -- commands ----------------------------------------------------------------------------------------------
+
+    def _take_commands(self) -> bool:
+        """Apply what came in, waiting for it when there is nothing else to do. False: close."""
+        is_idle = not self._running and not self._waiting
+        while True:
+            try:
+                command, job = self._commands.get(block=is_idle)
+            except queue.Empty:
+                return True
+            is_idle = False
+            if job is None:
+                return False
+            if command == "accept":
+                self._accept(job)
+            elif job in self._jobs:
+                self._end_job(job, BackendFailed("The request was aborted"))
+            if not self._running and not self._waiting and self._commands.empty():
+                self._hand_over()
+                is_idle = True
+
+    def _accept(self, job: Job) -> None:
+        self._jobs.add(job)
+        sequences = [
+            Sequence(job, prompt_index, i, self._model)
+            for prompt_index in range(len(job.prompts))
+            for i in range(job.n)
+        ]
+        job.num_unfinished = len(sequences)
+        self._waiting.extend(sequences)
+
+    def _end_job(self, job: Job, error: ServiceError) -> None:
+        """Take every sequence of the job out, keep what they computed as prefix cache, and report the error."""
+        for sequence in [s for s in self._waiting if s.job is job]:
+            self._waiting.remove(sequence)
+            sequence.sampler.close()
+        for sequence in [s for s in self._running if s.job is job]:
+            self._leave(sequence)
+        self._jobs.discard(job)
+        job.is_over = True
+        events, job.events = job.events, []
+        self._deliver([(job, events, error)])
+
+    def _end_everything(self, reason: str) -> None:
+        for job in list(self._jobs):
+            self._end_job(job, BackendFailed(reason))
+        while True:
+            try:
+                command, late = self._commands.get_nowait()
+            except queue.Empty:
+                return
+            if command == "accept" and late is not None:
+                self._deliver([(late, [], BackendFailed(reason))])
+
+    # -- admission to slots ------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Give free slots to waiting sequences, in order of arrival.
+
+        One that shares much of its beginning with a prompt that is being computed waits until that part is there and
+        takes it then (so the choices of one request, and requests with one system prompt, compute it once); those
+        behind it go ahead meanwhile.
+        """
+        position = 0
+        while position < len(self._waiting) and self._slots.has_free_slot:
+            sequence = self._waiting[position]
+            _, available = self._slots.longest_prefix(sequence.tokens)
+            if self._should_wait_for_prefix(sequence, available):
+                position += 1
+                continue
+            needed = len(sequence.tokens) - available + len(self._running)
+            if self._running and not self._slots.evict_idle_for(min(needed, self._max_length)):
+                return
+            del self._waiting[position]
+            self._start(sequence)
+
+    def _should_wait_for_prefix(self, sequence: Sequence, available: int) -> bool:
+        limit = len(sequence.tokens) - 1
+        worth = available + self._config.min_shared_tokens
+        if limit < worth and sequence.num_prompt > self._config.min_shared_tokens:
+            return False
+        for other in self._running:
+            assert other.slot is not None
+            if len(other.slot.tokens) >= other.num_prompt or other.num_prompt <= available:
+                continue
+            promised = min(common_prefix_length(other.tokens[: other.num_prompt], sequence.tokens), limit)
+            if promised >= worth and promised > len(other.slot.tokens):
+                return True
+        return False
+
+    def _start(self, sequence: Sequence) -> None:
+        job = sequence.job
+        slot, reused = self._slots.claim(sequence.tokens)
+        sequence.slot = slot
+        self._running.append(sequence)
+        if sequence.counts_cache:
+            job.cached_tokens += min(reused, sequence.num_prompt)
+            sequence.counts_cache = False
+        if not job.started_at:
+            job.started_at = time.monotonic()
+            self._emit(job, Started((job.started_at - job.accepted_at) * 1000, job.prompt_tokens))
+
+    # -- one step ----------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        parts = self._plan()
+        try:
+            rows = self._context.decode()
+        except NoRoomInCache:
+            # The count of cells and llama.cpp's own disagree (it may need them in one piece): make room the hard way.
+            self._undo(parts)
+            self._make_room()
+            return
+        except BackendFailed as error:
+            self._undo(parts)
+            for job in {part[0].job for part in parts}:
+                self._end_job(job, error)
+            self._slots.forget_all()
+            return
+        for sequence, count in parts:
+            slot = sequence.slot
+            assert slot is not None
+            done = len(slot.tokens)
+            self._slots.extend(slot, sequence.tokens[done : done + count])
+        self._sample(
+            [s for s, _ in parts if s.slot is not None and len(s.slot.tokens) == len(s.tokens)], rows
+        )
+        self._hand_over()
+
+    def _plan(self) -> list[tuple[Sequence, int]]:
+        """Fill the batch; give the sequences in it, in batch order, and how many of their tokens each computes.
+
+        1. One token for every sequence whose prompt is behind it.
+        2. Prompts in order of arrival, within the budget: a whole batch when nobody decodes, else a chunk.
+        3. Cells for all of it: idle prefixes go first, then the youngest sequence is preempted.
+        """
+        batch = self._context.batch
+        while True:
+            decoding: list[Sequence] = []
+            prefilling: list[Sequence] = []
+            for sequence in self._running:
+                assert sequence.slot is not None
+                pending = len(sequence.tokens) - len(sequence.slot.tokens)
+                (decoding if pending == 1 else prefilling).append(sequence)
+            budget = batch.capacity - len(decoding)
+            if decoding:
+                budget = min(budget, self._config.prefill_chunk_tokens)
+            parts = [(sequence, 1) for sequence in decoding]
+            for sequence in prefilling:
+                assert sequence.slot is not None
+                count = min(budget, len(sequence.tokens) - len(sequence.slot.tokens))
+                if count <= 0:
+                    break
+                parts.append((sequence, count))
+                budget -= count
+            if self._slots.evict_idle_for(sum(count for _, count in parts)) or not self._preempt_youngest():
+                break
+        batch.clear()
+        for sequence, count in parts:
+            assert sequence.slot is not None
+            start = len(sequence.slot.tokens)
+            end = start + count
+            batch.add(
+                sequence.tokens[start:end],
+                start=start,
+                slot_id=sequence.slot.id,
+                wants_logits=end == len(sequence.tokens),
+            )
+        return parts
+
+    def _undo(self, parts: Iterable[tuple[Sequence, int]]) -> None:
+        for sequence, _ in parts:
+            if sequence.slot is not None:
+                self._slots.truncate_to_known(sequence.slot)
+
+    def _make_room(self) -> None:
+        if self._slots.evict_idle_for(self._slots.free_cells + 1) or self._preempt_youngest():
+            return
+        error = BackendFailed("The engine has no room in its KV cache for the request")
+        for job in {sequence.job for sequence in self._running}:
+            self._end_job(job, error)
+        self._slots.forget_all()
+
+    def _preempt_youngest(self) -> bool:
+        """Send the sequence that started last back to the head of the queue. False: only one is running."""
+        if len(self._running) < 2:
+            return False
+        sequence = self._running.pop()
+        assert sequence.slot is not None
+        self._slots.evict(sequence.slot)
+        sequence.slot = None
+        self._waiting.appendleft(sequence)
+        return True
+
+    # -- tokens ------------------------------------------------------------------------------------------------
+
+    def _sample(self, sequences: list[Sequence], rows: Iterable) -> None:  # type: ignore[type-arg]
+        now = time.monotonic()
+        end_of_generation = self._model.end_of_generation
+        for sequence, row in zip(sequences, rows, strict=True):
+            job, output, params = sequence.job, sequence.output, sequence.job.params
+            if not job.first_token_at:
+                job.first_token_at = now
+            raw = row.copy() if params.logprobs is not None else row
+            sequence.sampler.prepare(row, output.num_generated)
+            token = sequence.sampler.choose(row)
+            output.count()
+            if token in end_of_generation:
+                self._finish(sequence, "stop", None, now)
+                continue
+            if token in params.stop_token_ids:
+                self._finish(sequence, "stop", token, now)
+                continue
+            sequence.tokens.append(token)
+            entry = (
+                logprobs_of(raw, token, params.logprobs, self._model) if params.logprobs is not None else None
+            )
+            if output.accept(self._model.piece(token), entry):
+                self._finish(sequence, "stop", None, now)
+            elif output.num_generated == sequence.max_tokens or len(sequence.tokens) >= self._max_length:
+                self._finish(sequence, "length", None, now)
+            elif job.is_streaming:
+                delta = output.take_delta()
+                if delta is not None:
+                    self._emit(job, delta)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, stop_reason: int | None, now: float) -> None:
+        job = sequence.job
+        for event in sequence.output.finish(reason, stop_reason):
+            self._emit(job, event)
+        job.completion_tokens += sequence.output.num_generated
+        self._leave(sequence)
+        job.num_unfinished -= 1
+        if job.num_unfinished:
+            return
+        usage = Usage(job.prompt_tokens, job.completion_tokens, job.cached_tokens)
+        self._emit(
+            job,
+            Finished(
+                usage,
+                queue_ms=(job.started_at - job.accepted_at) * 1000,
+                prefill_ms=(job.first_token_at - job.started_at) * 1000,
+                decode_ms=(now - job.first_token_at) * 1000,
+            ),
+        )
+        job.is_over = True
+        self._jobs.discard(job)
+
+    def _leave(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        if sequence.slot is not None:
+            self._slots.release(sequence.slot)
+            sequence.slot = None
+        sequence.sampler.close()
+
+    def _emit(self, job: Job, event: Event) -> None:
+        if not job.events:
+            self._touched.append(job)
+        job.events.append(event)
+
+    def _hand_over(self) -> None:
+        if not self._touched:
+            return
+        deliveries: list[Delivery] = []
+        for job in self._touched:
+            if job.events:
+                deliveries.append((job, job.events, None))
+                job.events = []
+        self._touched.clear()
+        self._deliver(deliveries)

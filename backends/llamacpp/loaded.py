@@ -1,0 +1,268 @@
+"""A GGUF model with its engine: the event loop's side of the engine's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import sys
+import time
+from collections.abc import AsyncGenerator
+
+from typing_extensions import override
+
+from backends.errors import (
+    BackendFailed,
+    ContextLengthExceeded,
+    InvalidParameter,
+    ServiceError,
+    UnsupportedParameter,
+)
+from backends.llamacpp.engine import Delivery, Engine, EngineConfig, Job
+from backends.llamacpp.model import GgufModel
+from backends.llamacpp.sampler import check_grammar, check_token_ids, draw_seed
+from backends.llamacpp.template import ChatTemplate
+from backends.loader import LoadedModel
+from backends.types import (
+    ChatPrompt,
+    ChoiceFinished,
+    Event,
+    EventBatch,
+    Finished,
+    GenerationRequest,
+    Prompt,
+    TextDelta,
+    TextPrompt,
+    Usage,
+)
+
+_INLINE_CHARS = 4096
+"""Prompts up to this size are rendered and tokenised on the event loop (well under 1 ms); longer ones in a thread."""
+
+
+class Inbox:
+    """Events of one job between two visits of its reader. Used on the event loop only."""
+
+    __slots__ = ("_error", "_events", "_waiter")
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._error: ServiceError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, events: list[Event], error: ServiceError | None) -> None:
+        self._events.extend(events)
+        self._error = error
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def take(self) -> list[Event]:
+        """Everything since the last call, at least one event. Raises the job's error after its events."""
+        while not self._events:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        events, self._events = self._events, []
+        return events
+
+
+class LlamaCppModel(LoadedModel):
+    """Made by `LlamaCppLoader`; owns the weights and the engine."""
+
+    def __init__(
+        self,
+        card_id: str,
+        model: GgufModel,
+        template: ChatTemplate | None,
+        config: EngineConfig,
+        *,
+        memory_bytes: int,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """May run in another thread than `loop`'s. Raises: InsufficientMemory."""
+        self.card_id = card_id
+        self.context_length = config.context_length
+        self.memory_bytes = memory_bytes
+        self._model = model
+        self._template = template
+        self._loop = loop
+        self._jobs: dict[str, set[Job]] = {}
+        self._engine = Engine(model, config, self._deliver)
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    @override
+    def running(self) -> int:
+        return self._engine.num_running
+
+    @property
+    @override
+    def waiting(self) -> int:
+        return self._engine.num_waiting
+
+    @property
+    @override
+    def failure(self) -> str | None:
+        return self._engine.failure
+
+    @override
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EventBatch, None]:
+        inbox = Inbox()
+        job = await self._job(request, inbox)
+        copies = request.n if job.n < request.n else 1
+        if self._closing is not None:
+            raise BackendFailed("The model was unloaded before the request was complete")
+        self._jobs.setdefault(request.request_id, set()).add(job)
+        self._engine.submit(job)
+        is_over = False
+        try:
+            while not is_over:
+                events = await inbox.take()
+                is_over = type(events[-1]) is Finished
+                yield events if copies == 1 else _copied(events, copies)
+        except ServiceError:
+            is_over = True
+            raise
+        finally:
+            if not is_over:
+                self._engine.abort(job)
+            same_id = self._jobs[request.request_id]
+            same_id.discard(job)
+            if not same_id:
+                del self._jobs[request.request_id]
+
+    async def _job(self, request: GenerationRequest, inbox: Inbox) -> Job:
+        """Everything that can be wrong with a request is found here, before the engine hears of it."""
+        params = request.sampling
+        check_token_ids(params, self._model.num_vocab_tokens)
+        if params.grammar is not None:
+            await asyncio.to_thread(check_grammar, params.grammar, self._model)
+        if request.echo and params.logprobs is not None:
+            raise UnsupportedParameter("logprobs: not available for an echoed prompt", param="logprobs")
+        prompts = [await self._tokens(prompt) for prompt in request.prompts]
+        for prompt, tokens in zip(request.prompts, prompts, strict=True):
+            param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+            if not tokens:
+                raise InvalidParameter("prompt: it holds no token", param=param)
+            if len(tokens) >= self.context_length:
+                raise ContextLengthExceeded(
+                    prompt_tokens=len(tokens), context_length=self.context_length, param=param
+                )
+        echoes = [
+            self._echo(prompt, tokens) if request.echo else ""
+            for prompt, tokens in zip(request.prompts, prompts, strict=True)
+        ]
+        is_greedy = params.temperature == 0
+        return Job(
+            params=params,
+            prompts=prompts,
+            echoes=echoes,
+            # Greedy choices are equal by definition: one is computed and told n times.
+            n=1 if is_greedy else request.n,
+            seed=draw_seed() if params.seed is None else params.seed,
+            is_streaming=request.stream,
+            accepted_at=time.monotonic(),
+            receive=inbox.put,
+        )
+
+    async def _tokens(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, ChatPrompt):
+            size = sum(len(str(message.get("content") or "")) for message in prompt.messages)
+            size += 64 * len(prompt.messages)
+        elif isinstance(prompt, TextPrompt):
+            size = len(prompt.text)
+        else:
+            size = 0
+        if size <= _INLINE_CHARS:
+            return self._tokenize(prompt)
+        return await asyncio.to_thread(self._tokenize, prompt)
+
+    def _tokenize(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, ChatPrompt):
+            if self._template is None:
+                raise UnsupportedParameter(
+                    f"The model {self.card_id!r} has no chat template; use /v1/completions", param="messages"
+                )
+            return self._model.tokenize_rendered(self._template.render(prompt))
+        if isinstance(prompt, TextPrompt):
+            return self._model.tokenize(prompt.text, add_special=True, parse_special=True) or self._bos()
+        for token in prompt.token_ids:
+            if not 0 <= token < self._model.num_vocab_tokens:
+                raise InvalidParameter(
+                    f"prompt: token id {token} is outside the model's vocabulary of "
+                    f"{self._model.num_vocab_tokens} tokens",
+                    param="prompt",
+                )
+        return list(prompt.token_ids)
+
+    def _bos(self) -> list[int]:
+        """What an empty text stands for: the beginning of one."""
+        bos = self._model.text_of_special("bos")
+        return self._model.tokenize(bos, add_special=False, parse_special=True) if bos else []
+
+    def _echo(self, prompt: Prompt, tokens: list[int]) -> str:
+        if isinstance(prompt, TextPrompt):
+            return prompt.text
+        return b"".join(map(self._model.printable_piece, tokens)).decode("utf-8", "replace")
+
+    @override
+    async def abort(self, request_id: str) -> None:
+        for job in self._jobs.get(request_id, ()):
+            self._engine.abort(job)
+
+    @override
+    async def count_tokens(self, prompt: Prompt) -> int:
+        return len(await self._tokens(prompt))
+
+    @override
+    async def aclose(self) -> None:
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(asyncio.to_thread(self._free))
+        await asyncio.shield(self._closing)
+
+    def _free(self) -> None:
+        self._engine.close()
+        self._model.close()
+        if sys.platform == "linux":
+            # glibc keeps freed arenas; the operator who unloads a model wants to see its memory come back.
+            ctypes.CDLL(None).malloc_trim(0)
+
+    def _deliver(self, deliveries: list[Delivery]) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_dispatch, deliveries)
+
+
+def _dispatch(deliveries: list[Delivery]) -> None:
+    for job, events, error in deliveries:
+        job.receive(events, error)
+
+
+def _copied(events: list[Event], copies: int) -> list[Event]:
+    """The events of one computed choice per prompt, told as `copies` equal choices."""
+    told: list[Event] = []
+    for event in events:
+        if isinstance(event, TextDelta):
+            told += [
+                TextDelta(event.index * copies + i, event.text, event.num_tokens, event.logprobs)
+                for i in range(copies)
+            ]
+        elif isinstance(event, ChoiceFinished):
+            told += [
+                ChoiceFinished(
+                    event.index * copies + i, event.finish_reason, event.stop_reason, event.logprobs
+                )
+                for i in range(copies)
+            ]
+        elif isinstance(event, Finished):
+            usage = event.usage
+            told.append(
+                Finished(
+                    Usage(usage.prompt_tokens, usage.completion_tokens * copies, usage.cached_tokens),
+                    event.queue_ms,
+                    event.prefill_ms,
+                    event.decode_ms,
+                )
+            )
+        else:
+            told.append(event)
+    return told

@@ -1,0 +1,213 @@
+"""Choosing the next token of one sequence from its row of logits.
+
+Two ways lead to a token. Plain greedy decoding takes the row's maximum with numpy: llama.cpp's chain would first copy
+all 49,152 candidates (about 0.1 ms a token here). Everything else runs a llama.cpp sampler chain, in the order
+logit bias, penalties, temperature, top-k, typical, top-p, min-p, draw: the temperature acts before the cuts, as in
+vLLM and OpenAI's API, while llama-server's default order puts it last.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import secrets
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.errors import InvalidGrammar, InvalidParameter
+from backends.llamacpp.lib import engine_log, llama
+from backends.llamacpp.model import GgufModel
+from backends.types import SamplingParams, TokenLogprob, TokenLogprobs
+
+Logits = npt.NDArray[np.float32]
+
+_SEED_MASK = 0xFFFFFFFF
+_MAX_GRAMMAR_NESTING = 64
+
+
+def check_token_ids(params: SamplingParams, num_vocab_tokens: int) -> None:
+    """Raises: InvalidParameter for ids outside the vocabulary in `logit_bias` or `stop_token_ids`."""
+    for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+        for token in ids:
+            if not 0 <= token < num_vocab_tokens:
+                raise InvalidParameter(
+                    f"{name}: token id {token} is outside the model's vocabulary of {num_vocab_tokens} tokens",
+                    param=name,
+                )
+
+
+def check_grammar(grammar: str, model: GgufModel) -> None:
+    """Raises: InvalidGrammar when llama.cpp cannot parse it or it has no `root`. Runs before anything is queued."""
+    depth = deepest = 0
+    for character in grammar:
+        depth += (character == "(") - (character == ")")
+        deepest = max(deepest, depth)
+    if deepest > _MAX_GRAMMAR_NESTING:
+        # llama.cpp's parser recurses once per parenthesis on the C stack.
+        raise InvalidGrammar(f"grammar: parentheses nest deeper than {_MAX_GRAMMAR_NESTING}")
+    llama().llama_sampler_free(_grammar_sampler(grammar, model))
+
+
+def _grammar_sampler(grammar: str, model: GgufModel) -> Any:
+    engine_log.take_errors()
+    sampler = llama().llama_sampler_init_grammar(model.vocab, grammar.encode(), b"root")
+    if not sampler:
+        lines = engine_log.take_errors()
+        reason = lines[-1].split(": ", 1)[-1][:200] if lines else "it does not parse"
+        raise InvalidGrammar(f"grammar: {reason}")
+    return sampler
+
+
+def draw_seed() -> int:
+    """A seed for a request that named none."""
+    return secrets.randbits(32)
+
+
+class Sampler:
+    """The choice of tokens for one sequence; owns llama.cpp samplers and must be closed.
+
+    `seed` differs between the sequences of one request, so that `n` choices differ. Not thread-safe.
+    """
+
+    def __init__(self, params: SamplingParams, model: GgufModel, *, seed: int, prompt: list[int]) -> None:
+        self._params = params
+        self._model = model
+        self._vocab_size = model.num_vocab_tokens
+        self._stop_ids = np.array(params.stop_token_ids, dtype=np.int64)
+        self._bias_ids = np.fromiter(params.logit_bias, dtype=np.int64)
+        self._bias = np.fromiter(params.logit_bias.values(), dtype=np.float32)
+        self._grammar: Any = None
+        self._chain: Any = None
+        self.is_greedy = params.temperature == 0 or params.top_p == 0 or params.top_k == 1
+        penalised = (
+            params.repetition_penalty != 1.0
+            or params.presence_penalty != 0.0
+            or params.frequency_penalty != 0.0
+        )
+        if params.grammar is not None:
+            self._grammar = _grammar_sampler(params.grammar, model)
+        if not self.is_greedy or penalised or self._grammar is not None:
+            self._chain = self._build_chain(seed, prompt)
+        if self._chain is not None:
+            self._candidates = np.zeros(self._vocab_size, dtype=_TOKEN_DATA)
+            self._all_ids = np.arange(self._vocab_size, dtype=np.int32)
+
+    def _build_chain(self, seed: int, prompt: list[int]) -> Any:
+        lib = llama()
+        params = self._params
+        chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+
+        def add(sampler: Any) -> None:
+            lib.llama_sampler_chain_add(chain, sampler)
+
+        if params.repetition_penalty != 1.0:
+            add(self._penalties(params.repetition_penalty, 0.0, 0.0))
+            # Repetition counts the prompt too (vLLM, Hugging Face); the two below count generated tokens only (OpenAI).
+            for token in prompt:
+                lib.llama_sampler_accept(chain, token)
+        if params.presence_penalty or params.frequency_penalty:
+            add(self._penalties(1.0, params.frequency_penalty, params.presence_penalty))
+        if self.is_greedy:
+            add(lib.llama_sampler_init_greedy())
+            return chain
+        add(lib.llama_sampler_init_temp(params.temperature))
+        if params.top_k > 0:
+            add(lib.llama_sampler_init_top_k(params.top_k))
+        if params.typical_p < 1.0:
+            add(lib.llama_sampler_init_typical(params.typical_p, 1))
+        if params.top_p < 1.0:
+            add(lib.llama_sampler_init_top_p(params.top_p, 1))
+        if params.min_p > 0.0:
+            add(lib.llama_sampler_init_min_p(params.min_p, 1))
+        add(lib.llama_sampler_init_dist(_fold_seed(seed)))
+        return chain
+
+    def _penalties(self, repeat: float, frequency: float, presence: float) -> Any:
+        window = self._model.train_context_length
+        return llama().llama_sampler_init_penalties(self._vocab_size, window, repeat, frequency, presence)
+
+    def prepare(self, row: Logits, num_generated: int) -> None:
+        """Write into `row` what forbids or favours tokens: the caller's bias, and no end before its time."""
+        params = self._params
+        if self._bias_ids.size:
+            row[self._bias_ids] += self._bias
+        if params.ignore_eos or num_generated < params.min_tokens:
+            row[self._model.end_of_generation_ids] = -math.inf
+        if num_generated < params.min_tokens and self._stop_ids.size:
+            row[self._stop_ids] = -math.inf
+
+    def choose(self, row: Logits) -> int:
+        """The next token for a prepared row; the choice is remembered by penalties and grammar."""
+        if self._chain is None:
+            return int(row.argmax())
+        token = self._apply_chain(row)
+        if self._grammar is not None:
+            lib = llama()
+            # Most tokens fit, and asking about one is far cheaper than asking about the whole vocabulary.
+            if not self._grammar_allows(token, float(row[token])):
+                token = self._apply_chain(row, constrained=True)
+            lib.llama_sampler_accept(self._grammar, token)
+        llama().llama_sampler_accept(self._chain, token)
+        return token
+
+    def _apply_chain(self, row: Logits, *, constrained: bool = False) -> int:
+        lib = llama()
+        candidates = self._candidates
+        candidates["id"] = self._all_ids
+        candidates["logit"] = row
+        candidates["p"] = 0.0
+        array = _token_array(lib, candidates)
+        if constrained:
+            lib.llama_sampler_apply(self._grammar, ctypes.byref(array))
+        lib.llama_sampler_apply(self._chain, ctypes.byref(array))
+        return int(array.data[array.selected].id)
+
+    def _grammar_allows(self, token: int, logit: float) -> bool:
+        lib = llama()
+        single = np.zeros(1, dtype=_TOKEN_DATA)
+        single["id"], single["logit"] = token, logit
+        array = _token_array(lib, single)
+        lib.llama_sampler_apply(self._grammar, ctypes.byref(array))
+        return not math.isinf(float(single["logit"][0]))
+
+    def close(self) -> None:
+        """Free the samplers. Idempotent."""
+        lib = llama()
+        if self._chain is not None:
+            lib.llama_sampler_free(self._chain)
+            self._chain = None
+        if self._grammar is not None:
+            lib.llama_sampler_free(self._grammar)
+            self._grammar = None
+
+
+_TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+
+
+def _fold_seed(seed: int) -> int:
+    """An int64 seed as the 32 bits llama.cpp takes. Its all-ones value means "draw one" there, so it is avoided."""
+    folded = (seed ^ (seed >> 32)) & _SEED_MASK
+    return folded if folded != _SEED_MASK else folded - 1
+
+
+def _token_array(lib: Any, candidates: npt.NDArray[np.void]) -> Any:
+    data = candidates.ctypes.data_as(ctypes.POINTER(lib.llama_token_data))
+    return lib.llama_token_data_array(data=data, size=len(candidates), selected=-1, sorted=False)
+
+
+def logprobs_of(row: Logits, token: int, num_top: int, model: GgufModel) -> TokenLogprobs:
+    """Natural-log probabilities of the model's own distribution (before temperature, bias and cuts), as vLLM and
+    OpenAI report them. `row` must not have been prepared yet."""
+    peak = float(row.max())
+    total = peak + math.log(float(np.exp(row - peak, dtype=np.float64).sum()))
+
+    def entry(i: int) -> TokenLogprob:
+        return TokenLogprob(model.printable_piece(i), min(0.0, float(row[i]) - total))
+
+    top: tuple[TokenLogprob, ...] = ()
+    if num_top:
+        best = np.argpartition(row, -num_top)[-num_top:]
+        top = tuple(entry(int(i)) for i in best[np.argsort(-row[best], kind="stable")])
+    return TokenLogprobs(entry(token), top)

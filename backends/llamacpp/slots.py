@@ -1,0 +1,190 @@
+"""Which sequence's tokens lie where in the KV cache, and what of them a new prompt can reuse. No engine in here.
+
+A slot is a llama.cpp sequence id. What a finished sequence left in its slot stays as prefix cache until the place is
+needed. With a unified cache all slots draw from one pool of cells and a shared prefix occupies its cells once; with
+split streams every slot has a fixed share of its own, and a prefix is copied between slots.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+
+class KvMemory(Protocol):
+    """What the bookkeeping asks of the engine's memory. Positions are token indexes from 0."""
+
+    def truncate(self, slot_id: int, length: int) -> bool:
+        """Drop everything from position `length` on. False: this kind of memory can only be dropped whole."""
+
+    def copy(self, source_id: int, target_id: int, length: int) -> None:
+        """Make the target hold the first `length` positions of the source, and nothing else."""
+
+
+class Slot:
+    """One place for a running sequence. `tokens[i]` is the token whose keys and values stand at position i."""
+
+    __slots__ = ("cells", "id", "is_busy", "last_used", "tokens")
+
+    def __init__(self, slot_id: int) -> None:
+        self.id = slot_id
+        self.tokens: list[int] = []
+        self.cells: list[int] = []
+        self.is_busy = False
+        self.last_used = 0
+
+
+def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many leading items are equal. Halves the range with C-speed slice comparisons."""
+    high = min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    low = 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class SlotTable:
+    """All slots of one context.
+
+    `num_cells` is the whole cache in tokens. `is_unified` says whether the slots share it; otherwise each has
+    `num_cells // num_slots`. `min_copied_tokens`: a prefix shorter than this is computed again rather than copied.
+    """
+
+    def __init__(
+        self, memory: KvMemory, *, num_slots: int, num_cells: int, is_unified: bool, min_copied_tokens: int
+    ) -> None:
+        self._memory = memory
+        self._is_unified = is_unified
+        self._min_copied_tokens = min_copied_tokens
+        self._num_cells = num_cells
+        self._owners: Counter[int] = Counter()
+        self._next_cell = 0
+        self._clock = 0
+        self.slots = [Slot(i) for i in range(num_slots)]
+
+    @property
+    def has_free_slot(self) -> bool:
+        return any(not slot.is_busy for slot in self.slots)
+
+    @property
+    def free_cells(self) -> int:
+        """Cells nobody holds, cached prefixes counted as held. Without a unified cache there is nothing to run out
+        of, since a sequence ends where its own share ends."""
+        return self._num_cells - len(self._owners) if self._is_unified else self._num_cells
+
+    def longest_prefix(self, tokens: Sequence[int]) -> tuple[Slot | None, int]:
+        """The slot, busy or not, that holds most of the beginning of `tokens`. The last token never counts: it must
+        be computed, or there would be no logits."""
+        best: Slot | None = None
+        length = 0
+        limit = len(tokens) - 1
+        for slot in self.slots:
+            if len(slot.tokens) > length and limit > length:
+                shared = min(common_prefix_length(slot.tokens, tokens), limit)
+                if shared > length:
+                    best, length = slot, shared
+        return best, length
+
+    def claim(self, tokens: Sequence[int]) -> tuple[Slot, int]:
+        """Take a free slot for a sequence that begins with `tokens`; give the slot and how many of them it holds now.
+
+        1. A free slot that holds the longest prefix is taken as it is, unless that would destroy a much longer
+           conversation while another slot is free.
+        2. Otherwise the least recently used free slot is emptied, and the prefix is copied into it when it is long
+           enough to pay.
+
+        There must be a free slot.
+        """
+        free = [slot for slot in self.slots if not slot.is_busy]
+        source, length = self.longest_prefix(tokens)
+        oldest = min(free, key=lambda slot: (bool(slot.tokens), slot.last_used))
+        target = oldest
+        if source is not None and not source.is_busy:
+            spoils_other = length * 2 < len(source.tokens) and oldest is not source
+            if not spoils_other or length < self._min_copied_tokens:
+                target = source if not spoils_other else oldest
+        if target is source:
+            length = self._truncate(target, length)
+        elif source is not None and length >= self._min_copied_tokens:
+            self._forget(target)
+            self._memory.copy(source.id, target.id, length)
+            target.tokens = source.tokens[:length]
+            if self._is_unified:
+                target.cells = source.cells[:length]
+                self._owners.update(target.cells)
+        else:
+            self._forget(target)
+            length = 0
+        target.is_busy = True
+        self.touch(target)
+        return target, length
+
+    def extend(self, slot: Slot, tokens: Iterable[int]) -> None:
+        """Record that these tokens were computed at the end of the slot."""
+        before = len(slot.tokens)
+        slot.tokens.extend(tokens)
+        if self._is_unified:
+            added = range(self._next_cell, self._next_cell + len(slot.tokens) - before)
+            self._next_cell = added.stop
+            slot.cells.extend(added)
+            self._owners.update(added)
+
+    def release(self, slot: Slot) -> None:
+        """The sequence is over; what it computed stays for others."""
+        slot.is_busy = False
+        self.touch(slot)
+
+    def evict(self, slot: Slot) -> None:
+        """Give the slot and everything in it back."""
+        self._forget(slot)
+        slot.is_busy = False
+
+    def evict_idle_for(self, num_cells: int) -> bool:
+        """Drop cached prefixes of idle slots, oldest first, until `num_cells` are free. False: they are not."""
+        while self.free_cells < num_cells:
+            idle = [slot for slot in self.slots if not slot.is_busy and slot.tokens]
+            if not idle:
+                return False
+            self._forget(min(idle, key=lambda slot: slot.last_used))
+        return True
+
+    def forget_all(self) -> None:
+        """Nothing that was computed can be trusted any more."""
+        for slot in self.slots:
+            self._forget(slot)
+
+    def truncate_to_known(self, slot: Slot) -> None:
+        """After a failed step: drop positions that were written but never recorded."""
+        self._truncate(slot, len(slot.tokens))
+
+    def touch(self, slot: Slot) -> None:
+        self._clock += 1
+        slot.last_used = self._clock
+
+    def _truncate(self, slot: Slot, length: int) -> int:
+        if not self._memory.truncate(slot.id, length):
+            self._forget(slot)
+            return 0
+        self._drop_from(slot, length)
+        return length
+
+    def _forget(self, slot: Slot) -> None:
+        self._memory.truncate(slot.id, 0)
+        self._drop_from(slot, 0)
+
+    def _drop_from(self, slot: Slot, length: int) -> None:
+        if self._is_unified:
+            for cell in slot.cells[length:]:
+                if self._owners[cell] == 1:
+                    del self._owners[cell]
+                else:
+                    self._owners[cell] -= 1
+            del slot.cells[length:]
+        del slot.tokens[length:]
