@@ -38,8 +38,14 @@ help:  ## List the targets
 
 ##@ Run
 
+# The engines that have to be here: those that are served and do not run elsewhere. An unknown name adds nothing: the
+# service itself says what is allowed.
+comma := ,
+served := $(sort $(LLM_DEFAULT_BACKEND) $(subst $(comma), ,$(LLM_ENABLED_BACKENDS)))
+engines := $(filter litellm $(if $(LLM_LLAMACPP_URL),,llamacpp) $(if $(LLM_VLLM_BASE_URL),,vllm),$(served))
+
 .PHONY: serve
-serve: $(VENV)/.has-$(or $(filter fake llamacpp litellm vllm,$(LLM_DEFAULT_BACKEND)),base)  ## Set everything up and serve on http://HOST:PORT until Ctrl-C
+serve: $(VENV)/.has-base $(engines:%=$(VENV)/.has-%)  ## Set everything up and serve on http://HOST:PORT until Ctrl-C
 	@case '$(HOST)' in 127.*|localhost|::1) ;; *) \
 		if [[ -z "$${LLM_API_TOKENS:-}$${LLM_API_TOKENS_FILE:-}" ]]; then \
 			echo 'warning: HOST=$(HOST) lets other machines in and no LLM_API_TOKENS is set' >&2; fi ;; esac
@@ -113,10 +119,6 @@ $(VENV)/.has-base $(UNIT_VENV)/.has-base: %/.has-base: requirements/base.txt $(U
 	$(say) '$*: packages of the service'
 	@[[ -x $*/bin/python ]] || $(UV) venv --quiet --python '$(PYTHON)' $*
 	@$(install) $*/bin/python -r $<
-	@touch $@
-
-# A backend named `fake` needs nothing more.
-$(VENV)/.has-fake: $(VENV)/.has-base
 	@touch $@
 
 $(VENV)/.has-llamacpp: requirements/llamacpp.txt requirements/llamacpp-source.txt requirements/llamacpp-build.txt \

@@ -3,7 +3,7 @@
 The package is published as source only, takes about 7 minutes to compile on 2 cores, and installers do not
 reliably keep what they built. So the wheel is kept in a folder of our own:
 
-    ${LLM_WHEEL_CACHE:-${XDG_CACHE_HOME:-~/.cache}/llm-inference/wheels}/llama-cpp-python-VERSION-KEY/
+    ${LLAMACPP_WHEEL_CACHE:-${XDG_CACHE_HOME:-~/.cache}/llm-inference/wheels}/llama-cpp-python-VERSION-KEY/
 
 KEY stands for everything the binary depends on: the source archive's hash, the operating system, its C
 library, this CPU's instruction sets (llama.cpp is compiled for the machine it is compiled on) and CMAKE_ARGS.
@@ -75,7 +75,7 @@ def identity() -> dict[str, object]:
 
 def wheel_folder(what: dict[str, object]) -> Path:
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    root = Path(os.environ.get("LLM_WHEEL_CACHE") or f"{cache}/llm-inference/wheels")
+    root = Path(os.environ.get("LLAMACPP_WHEEL_CACHE") or f"{cache}/llm-inference/wheels")
     key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
     return root.expanduser() / f"llama-cpp-python-{what['version']}-{key}"
 
