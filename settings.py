@@ -643,7 +643,7 @@ def reference() -> dict[str, str]:
     arguments."""
     tables = {"variables": _table(Settings, PREFIX, str.upper)}
     for name, field in Args.model_fields.items():
-        assert isinstance(field.annotation, type)  # noqa: S101 - every section is a model
+        assert isinstance(field.annotation, type)
         tables[name] = _table(field.annotation, f"{name}.", str)
     return tables
 

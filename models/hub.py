@@ -6,10 +6,13 @@ Imported only when something has to be fetched: `huggingface_hub` takes a second
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import logging
+import os
 import re
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +37,8 @@ _OTHER_FORMATS: Final = (
     "gguf/*",
 )
 
+_RESUMED_FROM: Final = 64 << 20
+"""Bytes; smaller files are simply fetched again."""
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 _log = logging.getLogger(__name__)
@@ -64,6 +69,8 @@ def fetch(card: ModelCard, source: HubSource, *, on_progress: OnProgress) -> Pat
             )
             return Path(folder)
         parts = [path.as_posix() for path in shard_paths(Path(source.file))]
+        for part in parts:
+            _fetch_resumably(source.repo, part, revision, bar)
         paths = [
             Path(huggingface_hub.hf_hub_download(source.repo, part, revision=revision, tqdm_class=bar))
             for part in parts
@@ -74,6 +81,55 @@ def fetch(card: ModelCard, source: HubSource, *, on_progress: OnProgress) -> Pat
         return paths[0]
     except Exception as error:
         raise _translate(card, source, error) from error
+
+
+def _fetch_resumably(repo: str, file: str, revision: str | None, bar: type[Any]) -> None:
+    """Put a large file into the cache's `blobs`, where `hf_hub_download` then finds it.
+
+    That function goes on after a broken connection, but since huggingface_hub 2 throws the part it has away when the
+    process ends; a model of many gigabytes would start over with every restart. What cannot be done here is left
+    to it: it meets the same trouble, knows the cache and names it.
+    """
+    from huggingface_hub import constants, file_download, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # re-exported without saying so
+
+    if file_download.try_to_load_from_cache(repo, file, revision=revision) is not None:
+        return
+    url = hf_hub_url(repo, file, revision=revision)
+    try:
+        facts = get_hf_file_metadata(url)
+    except Exception as error:
+        _log.debug("asking the hub about %s failed: %s", url, error)
+        return
+    size = facts.size or 0
+    if (
+        not _SHA256.fullmatch(facts.etag or "")
+        or not _RESUMED_FROM < size <= constants.MAX_HTTP_DOWNLOAD_SIZE
+    ):
+        return
+    folder = Path(
+        constants.HF_HUB_CACHE, file_download.repo_folder_name(repo_id=repo, repo_type="model"), "blobs"
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    blob, partial = folder / str(facts.etag), folder / f"{facts.etag}.partial"
+    with partial.open("ab") as out:
+        # Another process may be fetching the same file; it is waited for.
+        fcntl.flock(out, fcntl.LOCK_EX)
+        if blob.exists():
+            partial.unlink(missing_ok=True)
+            return
+        done = out.seek(0, os.SEEK_END)
+        if done > size:
+            done = out.truncate(0)
+        free = shutil.disk_usage(folder).free
+        if free < size - done:
+            raise SourceUnavailable(f"{repo!r} needs {size - done} bytes of disk; {free} are free")
+        if done < size:
+            file_download.http_get(
+                url, out, resume_size=done, headers=build_hf_headers(), expected_size=size, tqdm_class=bar
+            )
+        out.flush()
+        partial.rename(blob)
 
 
 def _check_blob(card: ModelCard, path: Path) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 

@@ -9,7 +9,6 @@ from pydantic import ValidationError
 
 from models.card import ModelCard, SamplingDefaults
 
-
 FILE = {"path": "m.gguf"}
 REMOTE = {"name": "openai/gpt-4o"}
 

@@ -29,7 +29,6 @@ from tests.models.gguf_files import (
     write_shards,
 )
 
-
 WHOLE = gguf_bytes()
 
 
