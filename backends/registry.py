@@ -1,0 +1,63 @@
+"""Kind -> backend. An engine is imported inside its factory, so that this module costs nothing and a missing
+engine is noticed only where it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from backends.base import Backend
+from backends.errors import BackendNotAvailable
+from backends.loader import ModelLoader
+from backends.placement import Limits
+from backends.pool import PooledBackend
+
+if TYPE_CHECKING:
+    from models.catalogue import Catalogue
+
+LoaderFactory = Callable[["Catalogue", Mapping[str, Any]], ModelLoader]
+
+
+def _fake(catalogue: Catalogue, options: Mapping[str, Any]) -> ModelLoader:
+    from backends.fake.loader import FakeLoader
+
+    return FakeLoader(resolve=catalogue.resolve, **options)
+
+
+def _llamacpp(catalogue: Catalogue, options: Mapping[str, Any]) -> ModelLoader:
+    from backends.llamacpp.loader import LlamaCppLoader, LlamaCppOptions
+
+    return LlamaCppLoader(catalogue, LlamaCppOptions(**options))
+
+
+LOADERS: Final[Mapping[str, LoaderFactory]] = {"fake": _fake, "llamacpp": _llamacpp}
+"""The kinds whose models are loaded in the runner's own process."""
+
+
+def create_backend(
+    kind: str,
+    *,
+    catalogue: Catalogue,
+    limits: Limits | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Backend:
+    """The backend of a runner process, not started. It preloads the cards of its kind that say so.
+
+    `options`: the knobs of the kind (`FakeLoader`'s arguments, the fields of `LlamaCppOptions`).
+
+    Raises: BackendNotAvailable for a kind that this build does not have, naming those it has, or whose engine
+    is not installed; TypeError for an option that the kind does not have.
+    """
+    factory = LOADERS.get(kind)
+    if factory is None:
+        supported = ", ".join(sorted(LOADERS))
+        raise BackendNotAvailable(f"Backend {kind[:64]!r} is unknown; supported are {supported}")
+    try:
+        loader = factory(catalogue, options or {})
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in ("backends", "models"):
+            raise  # ours to fix, not the operator's to install
+        why = f"Backend {kind!r} needs the package {error.name!r}, which is not installed"
+        raise BackendNotAvailable(why) from error
+    preload = [card.id for card in catalogue.cards(kind) if card.preload]
+    return PooledBackend(loader, limits=limits, preload=preload)
