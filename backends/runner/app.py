@@ -61,40 +61,53 @@ _TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
 def create_runner_app(
-    backend: Backend, *, token: str | None, extra_metrics: Callable[[], str] | None = None
+    backend: Backend | Callable[[], Backend],
+    *,
+    token: str | None,
+    extra_metrics: Callable[[], str] | None = None,
 ) -> Starlette:
     """The ASGI app of a runner process. Its lifespan starts and closes the backend.
 
+    `backend`: or what makes it, called when the app starts: a process that only imports this app then loads
+    no engine.
     `token`: required as a bearer token on every request, compared in constant time; None only on a socket
     that nobody else can reach. `extra_metrics` gives Prometheus text to append to `/metrics`.
     """
     secret = None if token is None else f"Bearer {token}".encode()
+    made: Backend | None = backend if isinstance(backend, Backend) else None
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        await backend.start()
+        nonlocal made
+        if not isinstance(backend, Backend):
+            made = backend()
+        await the().start()
         try:
             yield
         finally:
-            await backend.aclose()
+            await the().aclose()
+
+    def the() -> Backend:
+        assert made is not None, "the app serves before its lifespan began"
+        return made
 
     async def generate(exchange: _Exchange, request: GenerationRequest) -> None:
-        await exchange.generation(backend.generate(request), hold=not request.stream)
+        await exchange.generation(the().generate(request), hold=not request.stream)
 
     async def load(exchange: _Exchange, call: ModelCall) -> None:
-        await exchange.progress(backend.load(call.model))
+        await exchange.progress(the().load(call.model))
 
     async def unload(exchange: _Exchange, call: ModelCall) -> None:
-        await exchange.result(backend.unload(call.model))
+        await exchange.result(the().unload(call.model))
 
     async def count_tokens(exchange: _Exchange, call: CountCall) -> None:
-        await exchange.result(backend.count_tokens(call.model, call.prompt))
+        await exchange.result(the().count_tokens(call.model, call.prompt))
 
     async def health(exchange: _Exchange, _: bytes) -> None:
-        await exchange.whole(_JSON, msgspec.json.encode(await backend.health()))
+        await exchange.whole(_JSON, msgspec.json.encode(await the().health()))
 
     async def metrics(exchange: _Exchange, _: bytes) -> None:
-        text = metrics_text(backend.kind, await backend.health())
+        text = metrics_text(the().kind, await the().health())
         await exchange.whole(_TEXT, (text + (extra_metrics() if extra_metrics else "")).encode())
 
     def post(
