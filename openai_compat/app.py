@@ -72,6 +72,7 @@ def create_app(
         finally:
             await gateway.health.aclose()
             await asyncio.gather(*(backend.aclose() for backend in backends.values()), return_exceptions=True)
+            metrics.close()
 
     app = FastAPI(
         title=SERVICE_TITLE,

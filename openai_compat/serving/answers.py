@@ -74,7 +74,7 @@ class Answer(ABC):
 
     def document(self, collected: Collected) -> bytes:
         """The whole answer as one JSON document."""
-        assert collected.usage is not None  # noqa: S101 - the caller saw the terminal event
+        assert collected.usage is not None
         return _encode(
             {
                 "id": self.id,

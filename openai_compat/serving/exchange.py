@@ -42,6 +42,8 @@ from openai_compat.serving.stream import Headers, StreamWriter
 
 _log = logging.getLogger("llm.wire")
 
+_MIN_SLEEP_S: Final = 0.02
+"""A limit that is configured shorter than this is kept this exactly; without a floor, 0 would spin."""
 _LOADING: Final = frozenset({"unloaded", "loading", "unloading"})
 
 
@@ -121,10 +123,12 @@ class Exchange(Response):
         work = asyncio.create_task(self._stream(writer) if writer else self._collect())
         leaving = asyncio.create_task(client_left(receive))
         both = {work, leaving}
+        shortest_s = self._shortest_limit_s()
         try:
             while not work.done():
                 wait_s = self._next_alarm(writer) - asyncio.get_running_loop().time()
-                await asyncio.wait(both, timeout=max(0.0, wait_s), return_when=asyncio.FIRST_COMPLETED)
+                wait_s = max(0.0, min(wait_s, shortest_s))
+                await asyncio.wait(both, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
                 if work.done():
                     break
                 if leaving.done():
@@ -138,6 +142,16 @@ class Exchange(Response):
                 await asyncio.wait((work,))
                 if not work.cancelled():
                     work.exception()  # whatever it said on its way out is not the reason why it ended
+
+    def _shortest_limit_s(self) -> float:
+        """The longest this task may sleep without looking: a phase that begins meanwhile (admission, the first
+        text) cannot run out earlier, so that the worker need not wake this task when it enters one."""
+        config = self.gateway.config
+        limits_s = [config.load_wait_s]
+        if self.request.stream:
+            limits_s += [config.header_hold_s, config.keep_alive_s]
+            limits_s += [s for s in (config.first_token_timeout_s, config.idle_timeout_s) if s is not None]
+        return max(_MIN_SLEEP_S, min(limits_s))
 
     def _next_alarm(self, writer: StreamWriter | None) -> float:
         """The earliest moment at which this task has something to do, in loop seconds."""

@@ -93,7 +93,10 @@ def test_the_function_role_becomes_tool() -> None:
         ({"role": "user", "content": [{"type": "text"}]}, ["content", 0, "text"]),
         ({"role": "user", "content": [{"type": "text", "text": 5}]}, ["content", 0, "text"]),
         ({"role": "user", "content": [{"type": "image_url"}]}, ["content", 0, "image_url"]),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, ["content", 0, "image_url", "url"]),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
+            ["content", 0, "image_url", "url"],
+        ),
         ({"role": "user", "content": "x", "name": 5}, ["name"]),
         ({"role": "assistant", "tool_calls": 5}, ["tool_calls"]),
         ({"role": "assistant", "tool_calls": [5]}, ["tool_calls", 0]),
@@ -126,7 +129,8 @@ def test_an_assistant_may_say_nothing(content: dict[str, Any]) -> None:
 
 
 def test_nulls_inside_an_assistant_message_cost_and_change_nothing() -> None:
-    nulls = dict.fromkeys(("tool_calls", "function_call", "refusal", "audio", "name", "tool_call_id", "annotations"))
+    keys = ("tool_calls", "function_call", "refusal", "audio", "name", "tool_call_id", "annotations")
+    nulls = dict.fromkeys(keys)
 
     assert normal({"role": "assistant", "content": "x", **nulls}) == [{"role": "assistant", "content": "x"}]
 

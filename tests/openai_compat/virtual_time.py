@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps: a wait of fifteen seconds takes none, and a wait for nothing is an error."""
+"""An event loop whose clock jumps: a wait of fifteen seconds takes none, a wait for nothing is an error."""
 
 from __future__ import annotations
 

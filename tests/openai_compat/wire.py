@@ -35,12 +35,24 @@ def make_app(
     **config: Any,
 ) -> FastAPI:
     """An app without rate limit and access log, unless `config` says otherwise."""
-    settings = {"default_backend": "fake", "rate_limit_rps": 0, "access_log": False, **config}
-    return create_app(
+    settings: dict[str, Any] = {"default_backend": "fake", "rate_limit_rps": 0, "access_log": False, **config}
+    app = create_app(
         backends=backends or {"fake": backend or ScriptedBackend()},
         catalogue=Catalogue(cards or [card()]),
         config=WireConfig(**settings),
     )
+    _made.append(app)
+    return app
+
+
+_made: list[FastAPI] = []
+
+
+def close_apps() -> None:
+    """Close the metric files of every app made since the last call: most tests never run an app's lifespan."""
+    for app in _made:
+        app.state.gateway.metrics.close()
+    _made.clear()
 
 
 @dataclass

@@ -1,0 +1,113 @@
+"""The fields that text completions have for themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from openai_compat.errors import ValidationFailed
+from openai_compat.schemas.completions import COMPLETIONS, CompletionRequest, read_completion
+
+
+def read(**fields: Any) -> CompletionRequest:
+    return read_completion({"prompt": "Once", **fields})
+
+
+def param(**fields: Any) -> str | None:
+    with pytest.raises(ValidationFailed) as caught:
+        read(**fields)
+    return caught.value.param
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+    ],
+)
+def test_a_prompt_is_text_or_tokens_once_or_several_times(prompt: Any, prompts: list[Any]) -> None:
+    assert read(prompt=prompt).prompts == prompts
+
+
+@pytest.mark.parametrize(
+    ("prompt", "where"),
+    [
+        (None, "prompt"),
+        ("", "prompt"),
+        ([], "prompt"),
+        (5, "prompt"),
+        (True, "prompt"),
+        ({}, "prompt"),
+        (["a", 1], "prompt"),
+        ([1, True], "prompt"),
+        ([1, 2.5], "prompt"),
+        ([["a"]], "prompt.0.0"),
+        ([[1], []], "prompt.1"),
+        (["a", ""], "prompt.1"),
+        ([1, -1], "prompt.1"),
+        ([1, 2**31], "prompt.1"),
+        (["a"] * 1001, "prompt"),
+    ],
+)
+def test_what_is_no_prompt_is_named(prompt: Any, where: str) -> None:
+    assert param(prompt=prompt) == where
+
+
+def test_a_prompt_is_required() -> None:
+    with pytest.raises(ValidationFailed) as caught:
+        read_completion({"model": "tiny"})
+
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize("field", [name for name, field in COMPLETIONS.items() if not field.required])
+def test_null_equals_absent(field: str) -> None:
+    assert read(**{field: None}) == read()
+
+
+def test_a_model_is_optional() -> None:
+    assert read().model is None
+
+
+def test_the_number_of_choices_is_bounded() -> None:
+    assert param(prompt=["a"] * 65, n=16) == "n"
+    assert read(prompt=["a"] * 64, n=16).n == 16
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({"suffix": "x"}, ("suffix",)),
+        ({"suffix": ""}, ()),
+        ({"best_of": 1}, ()),
+        ({"best_of": 3, "n": 3}, ()),
+        ({"best_of": 3, "n": 2}, ("best_of",)),
+        ({"echo": True}, ()),
+        ({"echo": False, "logprobs": 1}, ()),
+        ({"echo": True, "logprobs": 1}, ("echo",)),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(fields: dict[str, Any], refused: tuple[str, ...]) -> None:
+    assert read(**fields).refused == refused
+
+
+def test_best_of_is_at_least_n() -> None:
+    assert param(best_of=1, n=2) == "best_of"
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [(True, "int_type"), (-1, "greater_than_equal"), (21, "less_than_equal")]
+)
+def test_logprobs_is_a_number_of_alternatives(value: Any, kind: str) -> None:
+    with pytest.raises(ValidationFailed) as caught:
+        read(logprobs=value)
+
+    assert caught.value.entries[0]["type"] == kind
+
+
+def test_logprobs_of_zero_is_not_off() -> None:
+    assert read(logprobs=0).sampling == {"logprobs": 0}
