@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,8 @@ def make_app(
     backend: Backend | None = None,
     *,
     cards: Sequence[ModelCard] = (),
-    backends: dict[str, Backend] | None = None,
+    backends: Mapping[str, Backend] | None = None,
+    scrapes: Sequence[Callable[[], Awaitable[bytes]]] = (),
     **config: Any,
 ) -> FastAPI:
     """An app without rate limit and access log, unless `config` says otherwise."""
@@ -40,6 +41,7 @@ def make_app(
         backends=backends or {"fake": backend or ScriptedBackend()},
         catalogue=Catalogue(cards or [card()]),
         config=WireConfig(**settings),
+        scrapes=scrapes,
     )
     _made.append(app)
     return app
