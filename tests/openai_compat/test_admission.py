@@ -155,6 +155,27 @@ async def test_nobody_overtakes_who_waits() -> None:
     assert order == ["early", "late"]
 
 
+async def test_nobody_overtakes_when_another_process_gives_a_slot_back() -> None:
+    slots = LocalSlots(1)
+    desk = Admission(
+        slots, num_slots=1, places=LocalSlots(2), queue_timeout_s=30, poll_s=0.005, clock=Clock()
+    )
+    elsewhere = slots.try_acquire()
+    assert elsewhere is not None
+    order: list[str] = []
+
+    async def run(name: str) -> None:
+        async with desk.slot(name):
+            order.append(name)
+
+    early = asyncio.create_task(run("early"))
+    await turns()
+    slots.release(elsewhere)
+    await asyncio.gather(early, asyncio.create_task(run("late")))
+
+    assert order == ["early", "late"]
+
+
 async def test_principals_take_turns_and_each_keeps_its_own_order() -> None:
     desk = admission(1, queue=10)
     first = await desk.acquire("x")
@@ -319,7 +340,7 @@ def hold_slots(path: Path, size: int, wanted: int, answer: Connection) -> None:
     """In another process: take slots, say how many, and keep them until killed."""
     slots = SharedSlots.open(path, size)
     answer.send(sum(slots.try_acquire() is not None for _ in range(wanted)))
-    signal.pause()
+    answer.poll(60)  # ends with the test, however that ends
 
 
 def test_a_killed_process_gives_its_slots_back(tmp_path: Path) -> None:

@@ -90,6 +90,20 @@ class Service:
             return StreamingResponse(chunks())
 
 
+def scope_of(method: str, path: str) -> dict[str, Any]:
+    """The scope of a request, for tests that look at ASGI messages."""
+    return {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "client": ("9.9.9.9", 1),
+        "headers": [],
+    }
+
+
 @pytest.fixture(autouse=True)
 def logger_as_before() -> Iterator[None]:
     """The access log is the process's own; each test gives it back as it was."""
@@ -244,6 +258,21 @@ async def test_head_is_get_without_a_body(service: Service) -> None:
     assert no_get.status_code == 405
 
 
+async def test_nothing_of_a_head_answer_reaches_the_server(service: Service) -> None:
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await service.app(scope_of("HEAD", "/health"), receive, send)
+
+    assert b"".join(message.get("body", b"") for message in sent) == b""
+    assert sent[-1]["type"] == "http.response.body"
+
+
 async def test_options_needs_no_key_and_names_the_methods(service: Service) -> None:
     async with service.client() as http:
         known = await http.options("/v1/chat/completions/")
@@ -357,16 +386,8 @@ async def test_a_client_that_leaves_while_sending_is_no_error(service: Service) 
     async def send(message: Message) -> None:
         sent.append(message)
 
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/v1/chat/completions",
-        "raw_path": b"/v1/chat/completions",
-        "root_path": "",
-        "query_string": b"",
-        "client": ("9.9.9.9", 1),
-        "headers": [(b"authorization", b"Bearer right"), (b"content-length", b"5")],
-    }
+    scope = scope_of("POST", "/v1/chat/completions")
+    scope["headers"] = [(b"authorization", b"Bearer right"), (b"content-length", b"5")]
     await service.app(scope, receive, send)
 
     assert sent == []
