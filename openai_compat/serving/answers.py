@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 from typing_extensions import override
 
-from backends.types import ChoiceFinished, EventBatch, Finished, TextDelta, TokenLogprobs, Usage
+from backends.types import ChoiceFinished, EventBatch, TextDelta, TokenLogprobs, Usage
 from openai_compat import sse
 from openai_compat.serving.collect import Collected
 from openai_compat.serving.logprobs import CompletionLogprobs, chat_entries
@@ -203,7 +203,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-def finished_of(batch: EventBatch) -> Finished | None:
-    """The terminal event, if this batch has it: it is always the last."""
-    last = batch[-1]
-    return last if type(last) is Finished else None
+def engine_request_id(request_id: str, answer: Answer) -> str:
+    """The id under which the backend knows the request. It begins with the caller's, so that logs can be joined,
+    and is unique, because nothing keeps a caller from sending one id twice at a time."""
+    return f"{request_id}.{answer.id[-8:]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backends.types import ChatPrompt, GenerationRequest
 from openai_compat.schemas.chat import ChatRequest
-from openai_compat.serving.answers import ChatAnswer
+from openai_compat.serving.answers import ChatAnswer, engine_request_id
 from openai_compat.serving.exchange import Exchange
 from openai_compat.serving.gateway import Gateway, Target, refuse, require_capability
 from openai_compat.serving.messages import normalise
@@ -35,7 +35,7 @@ def serve_chat(gateway: Gateway, asked: ChatRequest, request_id: str) -> Exchang
         include_usage=asked.include_usage,
     )
     request = GenerationRequest(
-        request_id=request_id or answer.id,
+        request_id=engine_request_id(request_id, answer),
         model=card.id,
         prompts=(prompt,),
         sampling=sampling,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backends.types import GenerationRequest, TextPrompt, TokenPrompt
 from openai_compat.schemas.completions import CompletionRequest
-from openai_compat.serving.answers import CompletionAnswer
+from openai_compat.serving.answers import CompletionAnswer, engine_request_id
 from openai_compat.serving.exchange import Exchange
 from openai_compat.serving.gateway import Gateway, refuse, require_capability
 from openai_compat.serving.sampling import resolve
@@ -35,7 +35,7 @@ def serve_completion(gateway: Gateway, asked: CompletionRequest, request_id: str
         include_usage=asked.include_usage,
     )
     request = GenerationRequest(
-        request_id=request_id or answer.id,
+        request_id=engine_request_id(request_id, answer),
         model=card.id,
         prompts=prompts,
         sampling=sampling,

@@ -102,6 +102,18 @@ async def test_the_backend_is_asked_with_resolved_values() -> None:
     assert request.sampling.explicit == {"temperature", "stop", "seed"}
 
 
+async def test_the_backend_knows_a_request_by_an_id_of_its_own_that_begins_with_the_callers() -> None:
+    backend = ScriptedBackend()
+    app = make_app(backend)
+
+    for _ in range(2):
+        await call(app, "POST", "/v1/chat/completions", HELLO, headers={"x-request-id": "mine"})
+
+    first, second = (request.request_id for request in backend.requests)
+    assert first.startswith("mine.")
+    assert first != second
+
+
 async def test_an_alias_answers_with_the_cards_id() -> None:
     app = make_app(cards=[card(aliases=["gpt-4"])])
 
