@@ -68,6 +68,12 @@ class Backend(ABC):
     async def health(self) -> BackendHealth:
         """Cheap and bounded (< 1 s); never raises, never makes a paid call, never waits for a generation."""
 
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new work (Draining) and wait for what runs; whether all of it ended in time. A backend whose engine
+        is elsewhere has nothing to wait for."""
+        del timeout_s
+        return True
+
     @abstractmethod
     async def aclose(self) -> None:
         """Abort what runs and free everything. Idempotent."""

@@ -98,8 +98,8 @@ class PooledBackend(Backend):
                 self._begin_load(entry)
         self._housekeeping = asyncio.create_task(self._keep_house())
 
+    @override
     async def drain(self, timeout_s: float) -> bool:
-        """Refuse new work (Draining) and wait for what runs; whether all of it ended in time."""
         self._draining = True
         deadline = self._clock.now() + timeout_s
         while any(entry.in_use for entry in self._entries.values()):
@@ -180,15 +180,15 @@ class PooledBackend(Backend):
                 raise Draining("The service is shutting down", retry_after_s=5)
             match entry.state:
                 case "loaded":
-                    assert entry.copy is not None  # noqa: S101 - the state says so
+                    assert entry.copy is not None
                     if entry.copy.model.failure is None:
                         return entry.copy
                     self._begin_unload(entry, drain=False)
                 case "unloading":
-                    assert entry.unloading is not None  # noqa: S101 - the state says so
+                    assert entry.unloading is not None
                     await ticket.first(entry.unloading)
                 case "loading":
-                    assert entry.job is not None  # noqa: S101 - the state says so
+                    assert entry.job is not None
                     job = entry.job
                     await ticket.first(job.task)
                     if job.error is not None:
@@ -337,7 +337,7 @@ class PooledBackend(Backend):
         return tasks
 
     def _begin_unload(self, entry: Row, *, drain: bool) -> asyncio.Task[None]:
-        assert entry.copy is not None  # noqa: S101 - only a loaded model is unloaded
+        assert entry.copy is not None
         entry.state = "unloading"
         entry.unloading = asyncio.create_task(self._unload(entry, entry.copy, drain=drain))
         return entry.unloading

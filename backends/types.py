@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import msgspec
 
-
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 """What may reach the wire: a stop string, stop token or end of turn (`stop`); `max_tokens` or the context's end
 (`length`); the model called tools; the provider cut the text. An abort or a failure is never a finish reason."""

@@ -69,7 +69,8 @@ def create_runner_app(
     """The ASGI app of a runner process. Its lifespan starts and closes the backend.
 
     `backend`: or what makes it, called when the app starts: a process that only imports this app then loads
-    no engine.
+    no engine. `app.state.drain(grace_s=…, timeout_s=…)` goes on taking requests for `grace_s`, then drains
+    the backend.
     `token`: required as a bearer token on every request, compared in constant time; None only on a socket
     that nobody else can reach. `extra_metrics` gives Prometheus text to append to `/metrics`.
     """
@@ -118,7 +119,12 @@ def create_runner_app(
     def get(path: str, serve: Callable[[_Exchange, bytes], Awaitable[None]]) -> Route:
         return Route(path, _Endpoint(bytes, serve, secret), methods=["GET"])
 
-    return Starlette(
+    async def drain(*, grace_s: float, timeout_s: float) -> bool:
+        # The gateway drains at the same time; what it let in before must still be taken.
+        await asyncio.sleep(grace_s)
+        return await the().drain(timeout_s)
+
+    app = Starlette(
         routes=[
             post("/generate", codec.decode_request, generate),
             post("/load", codec.decode_call, load),
@@ -129,6 +135,8 @@ def create_runner_app(
         ],
         lifespan=lifespan,
     )
+    app.state.drain = drain
+    return app
 
 
 class _Endpoint(Generic[T]):
@@ -196,7 +204,7 @@ class _Exchange:
     def __init__(self, send: Send) -> None:
         self._send = send
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - ASGI calls an app from a task
+        assert task is not None
         self.task = task
         self._head_timer: asyncio.TimerHandle | None = None
         self._early_head: asyncio.Task[None] | None = None

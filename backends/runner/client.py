@@ -120,20 +120,32 @@ class RunnerClient(Backend):
     async def unload(self, model: str) -> None:
         await self._result("/unload", ModelCall(model), UNLOAD_TIMEOUT_S)
 
+    async def metrics(self) -> bytes:
+        """The runner's own Prometheus text; empty when it does not answer in time."""
+        try:
+            return await self._text("/metrics")
+        except (TimeoutError, BackendError, RunnerGone):
+            return b""
+
+    async def _text(self, path: str) -> bytes:
+        async with asyncio.timeout(HEALTH_TIMEOUT_S), self._sent("GET", path, None) as exchange:
+            body = b""
+            while part := await exchange.read():
+                body += part
+            return body
+
     @override
     async def health(self) -> BackendHealth:
         try:
-            async with asyncio.timeout(HEALTH_TIMEOUT_S), self._sent("GET", "/health", None) as exchange:
-                body = b""
-                while part := await exchange.read():
-                    body += part
-                return _decode_health(body)
+            return _decode_health(await self._text("/health"))
         except TimeoutError:
             return BackendHealth(healthy=False, message="The runner does not answer")
         except BackendError as error:
             return BackendHealth(healthy=False, message=error.message)
         except RunnerGone:
             return BackendHealth(healthy=False, message="The runner died before it answered")
+        except msgspec.DecodeError:
+            return BackendHealth(healthy=False, message="The runner's answer makes no sense")
 
     @override
     async def aclose(self) -> None:

@@ -1,0 +1,68 @@
+"""What is checked once, before anything is started, and what all processes of one instance share.
+
+Only the process that is about to serve checks: a build, a worker or a test's import starts nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from models.card import BackendKind
+from settings import Args, Settings, SettingsError
+
+_PACKAGE_OF = {"llamacpp": "llama_cpp", "litellm": "litellm", "vllm": "vllm"}
+
+
+def check_can_serve(
+    settings: Settings, args: Args, kinds: Sequence[BackendKind], available: Collection[BackendKind]
+) -> None:
+    """Raises: SettingsError with one sentence that says what to do: no default backend, a backend that this version
+    has not got, an engine that is not installed."""
+    settings.require_default_backend()
+    for kind in kinds:
+        if kind not in available:
+            names = ", ".join(available)
+            raise SettingsError(f"the backend {kind!r} is not part of this version; available are {names}")
+        package = _PACKAGE_OF.get(kind)
+        if package and args.section(kind).url is None and importlib.util.find_spec(package) is None:
+            raise SettingsError(
+                f"the backend {kind!r} needs the package {package!r}; install requirements/{kind}.txt"
+            )
+
+
+def check_port_is_free(host: str, port: int) -> None:
+    """Raises: SettingsError when something listens on the address, or it is not this machine's."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise SettingsError(
+                f"port {port} on {host} cannot be used ({error.strerror}); choose another with --port"
+            ) from error
+
+
+def instance_dir(supervisor_pid: int) -> Path:
+    """The folder that all processes below one supervisor share: limits and counters of the workers."""
+    return Path(tempfile.gettempdir()) / f"llm-inference-{os.getuid()}-{supervisor_pid}"
+
+
+def make_instance_dir(supervisor_pid: int) -> Path:
+    """The same, made anew: whatever a dead process with this id left is removed. Only its owner may enter.
+
+    Raises: SettingsError when somebody else owns that name.
+    """
+    path = instance_dir(supervisor_pid)
+    shutil.rmtree(path, ignore_errors=True)
+    try:
+        path.mkdir(mode=0o700)
+    except OSError as error:
+        raise SettingsError(f"the folder {path} cannot be made ({error.strerror})") from error
+    return path

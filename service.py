@@ -1,0 +1,212 @@
+"""The composition root: settings, catalogue, backends, app, BentoML services. No logic of its own.
+
+`bentoml serve .` starts `Gateway` (HTTP, port 14011) and one runner process per enabled local backend.
+`bentoml.depends` only supervises them: requests travel over our own wire, because BentoML's proxy neither tells a
+runner that the client left nor keeps a stream whole (docs/decisions).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import shutil
+import sys
+from functools import partial
+from typing import Any, Final, NoReturn
+
+import bentoml
+import click
+from starlette.applications import Starlette
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from backends.base import Backend
+from backends.pool import Limits
+from backends.registry import create_backend
+from backends.runner import RunnerClient, create_runner_app
+from backends.termination import Termination
+from models.card import BackendKind
+from models.catalogue import Catalogue, CatalogueError
+from openai_compat.access_log import open_access_log
+from openai_compat.app import create_app
+from openai_compat.config import WireConfig
+from preflight import check_can_serve, check_port_is_free, instance_dir, make_instance_dir
+from settings import Args, SettingsError, load_settings
+
+PORT: Final = 14011
+LOCAL_KINDS: Final[tuple[BackendKind, ...]] = ("llamacpp", "fake")
+RUNNER_GRACE_S: Final = 1.0
+"""How long a runner goes on taking requests after SIGTERM: those that the gateway had already let in."""
+
+
+def _stop(reason: str) -> NoReturn:
+    sys.stderr.write(f"llm-inference cannot start: {reason}\n")
+    raise SystemExit(2)
+
+
+def _serve_command() -> click.Context | None:
+    """The command line that is about to serve; None in a worker, a build or a test's import."""
+    context = click.get_current_context(silent=True)
+    return context if context is not None and context.info_name in ("serve", "start-http-server") else None
+
+
+try:
+    args = bentoml.use_arguments(Args)
+    settings = load_settings(args)
+    catalogue = Catalogue.load(
+        settings.catalogue, model_dirs=settings.model_dirs, hub_allow=settings.hub_allow
+    )
+    kinds = settings.backends_to_serve(args)
+    # Without a token only this machine may call, unless the operator names an address; a container's port is
+    # published on purpose.
+    is_open = settings.api_token_bytes or settings.api_tokens_file or "BENTOML_CONTAINERIZED" in os.environ
+    host = "0.0.0.0" if is_open else "127.0.0.1"  # noqa: S104
+    if (_command := _serve_command()) is not None:
+        check_can_serve(settings, args, kinds, LOCAL_KINDS)
+        _port = _command.params.get("port")
+        check_port_is_free(_command.params.get("host") or host, _port if _port else PORT)
+        atexit.register(partial(shutil.rmtree, make_instance_dir(os.getpid()), ignore_errors=True))
+except (SettingsError, CatalogueError) as _error:
+    _stop(str(_error))
+
+# uvicorn would believe X-Forwarded-For from any peer on this machine; LLM_TRUSTED_PROXIES decides instead.
+os.environ["FORWARDED_ALLOW_IPS"] = ""
+_instance_dir = instance_dir(os.getpid() if _serve_command() else os.getppid())
+_shared_dir = _instance_dir if _instance_dir.is_dir() else None
+_runner_token = settings.runner_token.get_secret_value() if settings.runner_token else None
+
+
+# -- runners ---------------------------------------------------------------------------------------------------
+
+
+def _llamacpp() -> Backend:
+    knobs = args.llamacpp
+    names = ("num_slots", "n_ctx", "n_batch", "prefill_chunk_tokens", "n_threads", "n_threads_batch")
+    return create_backend(
+        "llamacpp",
+        catalogue=catalogue,
+        limits=Limits(budget_bytes=knobs.memory_budget_bytes, max_loaded_models=knobs.max_loaded_models),
+        options={name: getattr(knobs, name) for name in (*names, "n_gpu_layers", "kv_unified")},
+    )
+
+
+async def _drain_runner(app: Starlette) -> None:
+    await app.state.drain(grace_s=RUNNER_GRACE_S, timeout_s=settings.drain_timeout_s)
+
+
+llamacpp_app = create_runner_app(_llamacpp, token=_runner_token)
+fake_app = create_runner_app(partial(create_backend, "fake", catalogue=catalogue), token=_runner_token)
+
+
+@bentoml.service(name="LlamaCppRunner", **args.llamacpp.bento())
+@bentoml.asgi_app(llamacpp_app, path="/")
+class LlamaCppRunner:
+    """The process that owns the llama.cpp models and their engine threads."""
+
+    @bentoml.on_startup
+    async def catch_signals(self) -> None:
+        Termination(partial(_drain_runner, llamacpp_app))
+
+
+@bentoml.service(name="FakeRunner", **args.fake.bento())
+@bentoml.asgi_app(fake_app, path="/")
+class FakeRunner:
+    """The deterministic backend in a process of its own, for tests and load tests of everything around an engine."""
+
+    @bentoml.on_startup
+    async def catch_signals(self) -> None:
+        Termination(partial(_drain_runner, fake_app))
+
+
+RUNNERS: Final[dict[BackendKind, Any]] = {"llamacpp": LlamaCppRunner, "fake": FakeRunner}
+
+
+# -- gateway ---------------------------------------------------------------------------------------------------
+
+
+def _runner_url(kind: BackendKind) -> str:
+    """Where the runner of a kind listens; a local one's socket is known once its worker serves."""
+    return str(args.section(kind).url or RUNNERS[kind].url)
+
+
+clients: dict[str, RunnerClient] = {
+    kind: RunnerClient(kind, partial(_runner_url, kind), _runner_token) for kind in kinds if kind in RUNNERS
+}
+open_access_log()
+gateway_app = create_app(
+    backends=clients,
+    catalogue=catalogue,
+    config=WireConfig(
+        default_backend=settings.default_backend or "",
+        default_model=settings.default_model,
+        api_tokens=settings.api_token_bytes,
+        api_tokens_file=settings.api_tokens_file,
+        metrics_auth=settings.metrics_auth,
+        trusted_proxies=settings.trusted_proxies,
+        cors_origins=settings.cors_origins,
+        rate_limit_rps=settings.rate_limit_rps,
+        rate_limit_burst=settings.rate_limit_burst,
+        max_concurrent_completions=settings.max_concurrent_completions,
+        queue_size=settings.queue_size,
+        queue_timeout_s=settings.queue_timeout_s,
+        max_body_bytes=settings.max_body_bytes,
+        request_timeout_s=settings.request_timeout_s,
+        first_token_timeout_s=settings.first_token_timeout_s,
+        idle_timeout_s=settings.idle_timeout_s,
+        load_wait_s=settings.load_wait_s,
+        vllm_disable_thinking=settings.vllm_disable_thinking,
+        num_workers=args.gateway.workers if _shared_dir and isinstance(args.gateway.workers, int) else 1,
+        shared_dir=_shared_dir,
+        metrics_dir=_shared_dir and _shared_dir / "metrics",
+        access_log_level=settings.log_level,
+    ),
+    scrapes=[client.metrics for client in clients.values()],
+)
+
+
+async def _drain_gateway() -> None:
+    gateway_app.state.drain()
+    with contextlib.suppress(TimeoutError):
+        await gateway_app.state.gateway.admission.idle(settings.drain_timeout_s)
+
+
+class _Front:
+    """Sends everything but BentoML's own probes straight to the app: `/schema.json` and other routes of the parent
+    would stand open beside it, and an unknown path would get the parent's plain text."""
+
+    PROBES: Final = frozenset({"/livez", "/healthz", "/readyz"})
+
+    def __init__(self, parent: ASGIApp) -> None:
+        self._parent = parent
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_ours = scope["type"] == "http" and scope["path"] not in self.PROBES
+        await (gateway_app if is_ours else self._parent)(scope, receive, send)
+
+
+@bentoml.service(
+    name="Gateway",
+    http={"port": PORT, "host": host},
+    metrics={"enabled": False},
+    # The parent's /readyz would ask the runners and hang while one loads; `__is_ready__` answers in time.
+    runner_probe={"enabled": False, "timeout": 1, "period": 10},
+    **args.gateway.bento(),
+)
+@bentoml.asgi_app(gateway_app, path="/")
+class Gateway:
+    """The process that speaks HTTP with clients."""
+
+    if "llamacpp" in kinds and args.llamacpp.url is None:
+        llamacpp = bentoml.depends(LlamaCppRunner)
+    if "fake" in kinds and args.fake.url is None:
+        fake = bentoml.depends(FakeRunner)
+
+    @bentoml.on_startup
+    async def catch_signals(self) -> None:
+        Termination(_drain_gateway)
+
+    async def __is_ready__(self) -> bool:
+        return await gateway_app.state.gateway.why_not_ready() is None
+
+
+Gateway.add_asgi_middleware(_Front)  # type: ignore[attr-defined]  # bentoml.service makes it a Service
