@@ -15,6 +15,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from typing_extensions import override
 
 from models import names
 
@@ -217,6 +218,11 @@ class ModelCard(_Frozen):
     """Unix seconds shown in lists."""
     owned_by: str = Field(default="llm-inference", min_length=1, max_length=128)
     """Owner shown in lists."""
+
+    @override
+    def __hash__(self) -> int:
+        """By id, since a mapping has no hash."""
+        return hash(self.id)
 
     @property
     def backends(self) -> tuple[BackendKind, ...]:

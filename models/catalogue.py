@@ -27,7 +27,7 @@ from typing_extensions import override
 from models import names
 from models.card import BackendKind, Capability, FileSource, HubSource, ModelCard
 from models.errors import UnknownModel, UnusableModel
-from models.folders import FoundFile, ModelFolders
+from models.folders import FoundFile, ModelFolders, Stamp, stamp_of
 from models.gguf import GgufHeader, read_header
 from models.sources import local_path
 
@@ -74,6 +74,7 @@ class Catalogue:
         self._hub_allow = tuple(hub_allow)
         self._folders = ModelFolders(model_dirs)
         self._reported: set[str] = set()
+        self._outside: dict[Path, tuple[Stamp, GgufHeader | None]] = {}
         problems = _shared_names(self._cards)
         if problems:
             raise CatalogueError("\n".join(problems))
@@ -139,7 +140,7 @@ class Catalogue:
 
     def _look(self, found: Mapping[str, FoundFile]) -> _View:
         headers = {file.path: file.header for file in found.values()}
-        cards = tuple(_complete(self._placed(card), headers) for card in self._cards)
+        cards = tuple(self._completed(self._placed(card), headers) for card in self._cards)
         by_name = {name: card for card in cards for name in (card.id, *card.aliases)}
         claimed = {Path(path): card for card in cards for path in _file_paths(card)}
         listed = list(cards)
@@ -156,6 +157,32 @@ class Catalogue:
             by_name.setdefault(file.id, card)
             other_names.update(dict.fromkeys(_other_names(file), card))
         return _View(found, tuple(listed), {**other_names, **by_name})
+
+    def _completed(self, card: ModelCard, headers: Mapping[Path, GgufHeader | None]) -> ModelCard:
+        """The card with what it leaves open read from its file, where that is here already."""
+        given = card.model_fields_set
+        if "context_length" in given and "capabilities" in given:
+            return card
+        path = local_path(card, "llamacpp")
+        if path is None:
+            return card
+        header = headers[path] if path in headers else self._header(path)
+        if header is None:
+            return card
+        update: dict[str, Any] = {}
+        if card.context_length is None:
+            update["context_length"] = header.context_length
+        if "capabilities" not in given:
+            update["capabilities"] = capabilities_of(header, has_template=card.chat_template is not None)
+        return card.model_copy(update=update)
+
+    def _header(self, path: Path) -> GgufHeader | None:
+        """Of a file outside the model folders; read again only when it changed."""
+        stamp = stamp_of(path)
+        known = self._outside.get(path)
+        if known is None or known[0] != stamp:
+            known = self._outside[path] = (stamp, _try_header(path))
+        return known[1]
 
     def _placed(self, card: ModelCard) -> ModelCard:
         """The card with its files' paths made absolute: the first model folder that has the file."""
@@ -252,26 +279,7 @@ def _file_paths(card: ModelCard) -> tuple[str, ...]:
     return tuple(source.path for source in card.sources.values() if isinstance(source, FileSource))
 
 
-def _complete(card: ModelCard, headers: Mapping[Path, GgufHeader | None]) -> ModelCard:
-    """The card with what it leaves open read from its file, where that is here already."""
-    given = card.model_fields_set
-    if "context_length" in given and "capabilities" in given:
-        return card
-    path = local_path(card, "llamacpp")
-    if path is None:
-        return card
-    header = headers[path] if path in headers else _header(path)
-    if header is None:
-        return card
-    update: dict[str, Any] = {}
-    if card.context_length is None:
-        update["context_length"] = header.context_length
-    if "capabilities" not in given:
-        update["capabilities"] = capabilities_of(header, has_template=card.chat_template is not None)
-    return card.model_copy(update=update)
-
-
-def _header(path: Path) -> GgufHeader | None:
+def _try_header(path: Path) -> GgufHeader | None:
     try:
         return read_header(path)
     except UnusableModel as error:

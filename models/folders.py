@@ -70,12 +70,13 @@ class ModelFolders:
         self._headers: dict[Path, tuple[tuple[Stamp, ...], GgufHeader | None, str | None]] = {}
         self._found: Mapping[str, FoundFile] = MappingProxyType({})
         self._reported: set[str] = set()
+        self._broken: set[Path] = set()
 
     def scan(self) -> Mapping[str, FoundFile]:
         """Id -> file. Gives the same object as before while nothing changed. Reads headers of new and changed
         files (20-150 ms each), so call it once before serving."""
         with self._lock:
-            if self._unsettled or any(_stamp(path) != stamp for path, stamp in self._seen.items()):
+            if self._unsettled or any(stamp_of(path) != stamp for path, stamp in self._seen.items()):
                 found = self._walk_all()
                 if found != self._found:
                     self._found = MappingProxyType(found)
@@ -107,7 +108,7 @@ class ModelFolders:
         return found
 
     def _walk(self, root: Path, folder: Path, depth: int, budget: Iterator[int]) -> Iterator[Path]:
-        stamp = _stamp(folder)
+        stamp = stamp_of(folder)
         self._seen[folder] = stamp
         if stamp is None:
             self._report(f"model folder {folder} cannot be reached")
@@ -146,7 +147,7 @@ class ModelFolders:
     ) -> FoundFile | None:
         shard = shard_of(path.name)
         parts = shard_paths(path)
-        stamps = tuple(_stamp(part) for part in parts)
+        stamps = tuple(stamp_of(part) for part in parts)
         self._seen.update(zip(parts, stamps, strict=True))
         if shard is not None and shard[1] != 1:
             return None
@@ -166,11 +167,18 @@ class ModelFolders:
         entry = known.get(path)
         if entry is None or entry[0] != stamps:
             header, problem = _try_header(path)
-            if problem:
-                _log.warning("model file %s is not listed: %s", path, problem)
+            self._note_health(path, problem)
             entry = (stamps, header, problem)
         self._headers[path] = entry
         return FoundFile(model_id, path, stamps[0][-2] // 1_000_000_000, entry[1], entry[2])
+
+    def _note_health(self, path: Path, problem: str | None) -> None:
+        """Once per file: one that is being copied is broken at every scan, each time at another length."""
+        if problem is None:
+            self._broken.discard(path)
+        elif path not in self._broken:
+            self._broken.add(path)
+            _log.warning("model file %s is not listed: %s", path, problem)
 
     def _report(self, message: str) -> None:
         if message not in self._reported:
@@ -178,7 +186,8 @@ class ModelFolders:
             _log.warning("%s", message)
 
 
-def _stamp(path: Path) -> Stamp:
+def stamp_of(path: Path) -> Stamp:
+    """Identity of a file or folder now: mode, place, size and times."""
     try:
         status = os.stat(path)
     except OSError:

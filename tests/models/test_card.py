@@ -114,3 +114,7 @@ def test_whole_numbers_are_accepted_where_fractions_are() -> None:
 )
 def test_impossible_options_are_refused(fields: dict[str, object]) -> None:
     assert problems(**fields)
+
+
+def test_cards_can_stand_in_a_set() -> None:
+    assert len({card(), card(), card(id="other")}) == 2

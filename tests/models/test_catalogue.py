@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -543,6 +544,54 @@ def test_a_change_costs_one_header_and_not_all(models: Path, monkeypatch: pytest
 
     assert len(catalogue.cards()) == 6
     assert read == [models / "new.gguf"]
+
+
+def test_a_cards_file_outside_the_folders_is_read_once(
+    tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_gguf(tmp_path / "outside.gguf")
+    catalogue = of(models, cards=[file_card("mine", str(path))])
+    monkeypatch.setattr("models.catalogue.read_header", None)
+
+    write_gguf(models / "new.gguf")
+
+    assert ids(catalogue) == ["mine", "new"]
+    assert catalogue.resolve("mine").context_length == 512
+
+
+def test_a_growing_file_is_reported_once(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole = write_gguf(models / "m.gguf").read_bytes()
+    catalogue = of(models)
+    for length in (100, 200, 300):
+        (models / "m.gguf").write_bytes(whole[:length])
+        catalogue.cards()
+
+    assert len(caplog.messages) == 1
+
+
+def test_many_threads_may_ask_while_files_come(models: Path) -> None:
+    catalogue = of(models)
+    failures: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            for _ in range(50):
+                listed = ids(catalogue)
+                assert [catalogue.resolve(name).id for name in listed] == listed
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for i in range(20):
+        whole = models / f"m{i}.part"
+        write_gguf(whole).rename(models / f"m{i}.gguf")
+    for thread in threads:
+        thread.join()
+
+    assert failures == []
+    assert len(ids(catalogue)) == 20
 
 
 def test_a_folder_that_changed_a_moment_ago_is_read_again(models: Path) -> None:
