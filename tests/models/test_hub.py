@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -241,3 +242,33 @@ def test_the_cause_is_logged_and_no_address_reaches_the_caller(
 
     assert "fetching o/r" in caplog.text
     assert "127.0.0.1" not in caught.value.message
+
+
+def test_a_whole_repository_is_fetched_with_its_bytes_counted_once(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The client's own bars for a snapshot: bytes on the network, bytes on disk, and files."""
+    import huggingface_hub
+    from huggingface_hub.utils import _xet_progress_reporting as formats
+
+    seen: dict[str, object] = {}
+
+    def snapshot(repo: str, *, tqdm_class: type[Any], **options: object) -> str:
+        seen.update(options, repo=repo)
+        network = tqdm_class(total=0, unit="B", unit_scale=True, bar_format=formats.XET_TRANSFER_BAR_FORMAT)
+        disk = tqdm_class(total=0, unit="B", unit_scale=True, bar_format=formats.XET_BYTES_BAR_FORMAT)
+        for bar in (network, disk):
+            bar.total += 1_000
+            bar.refresh()
+            bar.update(1_000)
+            bar.set_postfix_str(str(bar.format_dict["rate"]), refresh=False)
+        list(tqdm_class(range(3), desc="Fetching 3 files"))
+        disk.set_description("Reconstruction complete")
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    progress = Progress()
+
+    assert fetch(card(None, revision="v1"), progress) == tmp_path
+    assert (seen["repo"], seen["revision"]) == ("o/r", "v1")
+    assert progress[-1] == (1_000, 1_000)
