@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -670,6 +671,70 @@ async def test_bytes_that_nobody_asked_for_end_an_idle_connection():
         await until(lambda: _true(not any(e.usable for e in runner._link._idle)))
         assert flat(await collect(runner, request("m")))[-1] == Finished(Usage(3, 2))
         await runner.aclose()
+
+
+RUNNER_PROGRAM = """
+import sys, uvicorn
+from backends.fake import FakeLoader, FakeScript
+from backends.pool import PooledBackend
+from backends.runner import create_runner_app
+loader = FakeLoader({"fake-echo": FakeScript(itl_s=0.01, context_length=100_000)})
+uvicorn.run(create_runner_app(PooledBackend(loader), token=None), uds=sys.argv[1], log_level="critical")
+"""
+
+
+@asynccontextmanager
+async def runner_process(path: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    root = str(Path(__file__).parents[2])
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", RUNNER_PROGRAM, path, cwd=root)
+    probe = RunnerClient("fake", f"file://{path}")
+    try:
+
+        async def answers() -> bool:
+            return (await probe.health()).healthy
+
+        await until(answers, patience_s=30)
+        yield process
+    finally:
+        await probe.aclose()
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_a_killed_runner_fails_its_stream_is_unavailable_and_works_again_when_it_is_back():
+    endless = request("fake-echo", stream=True, ignore_eos=True, max_tokens=None)
+    with tempfile.TemporaryDirectory(prefix="wire") as folder:
+        path = f"{folder}/r.sock"
+        runner = RunnerClient("fake", f"file://{path}")
+        async with runner_process(path) as process:
+            await collect(runner, request("fake-echo"))
+            stream = runner.generate(endless)
+            await anext(stream)
+            process.kill()
+            with pytest.raises(BackendFailed, match="died while"):
+                _ = [batch async for batch in stream]
+        with pytest.raises(BackendUnavailable, match="Connection refused"):
+            await collect(runner, request("fake-echo"))
+        async with runner_process(path):
+            assert await collect(runner, request("fake-echo"))
+        await runner.aclose()
+
+
+def test_the_wire_works_on_uvloop():
+    """Its transports inherit from nothing of asyncio, and it is what serves."""
+    uvloop = pytest.importorskip("uvloop")
+
+    async def play() -> list[Event]:
+        async with served(Scripted()) as runner:
+            for _ in range(3):
+                await collect(runner, request("m"))
+            assert len(runner._link._idle) == 1
+            async with aclosing(runner.generate(request("m", stream=True))) as batches:
+                await anext(batches)
+            return flat(await collect(runner, request("m", stream=True)))
+
+    assert uvloop.run(play()) == flat(ANSWER)
 
 
 # Addresses
