@@ -134,7 +134,6 @@ def from_wire(wire: WireError) -> ServiceError | ModelError:
     if cls is None:
         return BackendFailed(wire.message)
     error = cls.__new__(cls, wire.message)
-    error.args = (wire.message,)
     for key, value in wire.fields.items():
         setattr(error, key, tuple(value) if isinstance(value, list) else value)
     return error

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 
 from typing_extensions import override
 
@@ -236,7 +236,8 @@ class _Choice:
         self.sampled = 0
         self.finished = False
         self._answer = answer
-        self._tokens = islice(cycle(answer.said), answer.length)
+        again = [f" {answer.said[0].lstrip()}", *answer.said[1:]]
+        self._tokens = islice(chain(answer.said, cycle(again)), answer.length)
         self._sampling = request.sampling
         self._matcher = StopMatcher(request.sampling.stop)
         self._echo = tokens.text_of(prompt) if request.echo else ""

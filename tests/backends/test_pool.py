@@ -239,11 +239,12 @@ async def test_many_requests_share_one_load(bench: Bench):
     tasks = [bench.using("m") for _ in range(20)]
     await bench.until(lambda: bench.loader.loads == ["m"])
     waiting = await bench.status("m")
+    in_use = bench.pool._entries["m"].resident().busy  # so nothing can evict it before they have begun
     gate.set()
     answers = await asyncio.gather(*tasks)
 
     assert waiting is not None
-    assert (waiting.state, waiting.waiting) == ("loading", 20)
+    assert (waiting.state, waiting.waiting, in_use) == ("loading", 20, 20)
     assert bench.loader.loads == ["m"]
     assert all(answers)
 
@@ -845,6 +846,16 @@ async def test_closing_does_not_wait_for_an_unload_that_waits(bench: Bench):
     async with asyncio.timeout(2):
         await bench.pool.aclose()
     await unload
+
+    with pytest.raises(BackendFailed):
+        await running
+
+
+async def test_closing_at_the_very_moment_of_an_unload_does_not_wait_either(bench: Bench):
+    bench.loader.add("m")
+    running, _ = await bench.busy("m")
+    async with asyncio.timeout(2):
+        await asyncio.gather(bench.pool.unload("m"), bench.pool.aclose())
 
     with pytest.raises(BackendFailed):
         await running

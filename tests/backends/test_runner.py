@@ -71,6 +71,7 @@ class Scripted(Backend):
         self.received: list[GenerationRequest] = []
         self.ended: list[str] = []
         self.phase = ""
+        self.linger_s = 0.0
         self.closed = False
         self.error: Exception | None = None
         self.load_error: Exception | None = None
@@ -89,6 +90,7 @@ class Scripted(Backend):
                 yield batch
             if self.error is not None:
                 raise self.error
+            await asyncio.sleep(self.linger_s)
             self.ended.append("whole")
         except (asyncio.CancelledError, GeneratorExit):
             self.ended.append("cut")
@@ -309,9 +311,12 @@ async def test_an_abort_before_the_first_event_ends_the_generator(backend: Scrip
 
 
 async def test_an_answer_that_was_read_whole_is_not_cut(backend: Scripted, runner: RunnerClient):
+    """Not even what the backend does after its last event, when the connection is free again."""
+    backend.linger_s = 0.05
     for stream in (False, True):
         await collect(runner, request("m", stream=stream))
 
+    await until(lambda: _true(len(backend.ended) == 2))
     assert backend.ended == ["whole", "whole"]
 
 
@@ -513,13 +518,13 @@ async def test_a_closed_tcp_port_is_unavailable():
         assert await runner.health() == BackendHealth(healthy=False, message="Connection refused")
 
 
-async def test_a_runner_that_dies_before_the_first_event_is_unavailable():
-    async with scripted_server(says(b""), says(answer(b"", announced=99))) as url:
-        for _ in range(2):
-            runner = RunnerClient("scripted", url)
-            with pytest.raises(BackendUnavailable, match="died before"):
-                await collect(runner, request("m", stream=True))
-            await runner.aclose()
+@pytest.mark.parametrize("last_words", [b"", answer(b"", announced=99)], ids=["no head", "head"])
+async def test_a_runner_that_dies_before_the_first_event_is_unavailable(last_words: bytes):
+    async with scripted_server(says(last_words)) as url:
+        runner = RunnerClient("scripted", url)
+        with pytest.raises(BackendUnavailable, match="died before"):
+            await collect(runner, request("m", stream=True))
+        await runner.aclose()
 
 
 async def test_a_runner_that_dies_in_the_middle_is_a_failure_and_half_a_frame_is_not_delivered():
