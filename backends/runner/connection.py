@@ -2,7 +2,7 @@
 
 A client library's request costs more than everything else between gateway and engine for a short answer,
 and none tells apart what the wire must: a connection that was stale (repeat it) and a runner that died over
-a request (do not). See docs/decisions/0003-runner-wire.md for the measurement.
+a request (do not). docs/decisions/runner-wire.md has the measurement.
 """
 
 from __future__ import annotations
