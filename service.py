@@ -86,7 +86,10 @@ def _llamacpp() -> Backend:
         "llamacpp",
         catalogue=catalogue,
         limits=Limits(budget_bytes=knobs.memory_budget_bytes, max_loaded_models=knobs.max_loaded_models),
-        options={name: getattr(knobs, name) for name in (*names, "n_gpu_layers", "kv_unified")},
+        options={
+            name: getattr(knobs, name)
+            for name in (*names, "n_gpu_layers", "kv_unified", "memory_budget_bytes")
+        },
     )
 
 

@@ -386,12 +386,12 @@ class LlamaCppArgs(BackendArgs):
     num_slots: _Int = _knob(16, "a whole number, 1-256", unit="sequences", ge=1, le=256)
     """Sequences that run at once per model."""
     n_ctx: _Int = _knob(8192, "a whole number >= 64", unit="tokens", ge=64)
-    """KV cells per model, shared by its slots; with `kv_unified` one sequence may use them all, up to the
-    model's context length."""
+    """Most tokens of one sequence (prompt and answer), as far as the model was trained for them. The KV cache
+    begins with 1,024 a slot and grows to this where a sequence needs it and the memory is there."""
     prefill_chunk_tokens: _Int = _knob(96, "a whole number >= 1", unit="tokens", ge=1)
     """Prompt tokens beside decoding sequences in one step: more is a sooner first token, less is steadier
     output."""
-    n_batch: _Int = _knob(512, "a whole number >= 16", unit="tokens", ge=16)
+    n_batch: _Int = _knob(256, "a whole number >= 16", unit="tokens", ge=16)
     """Tokens in one step."""
     n_threads: _Int | None = _knob(None, "a whole number >= 1", unit="threads", ge=1)
     """Threads that decode; null takes the physical cores."""
@@ -399,8 +399,10 @@ class LlamaCppArgs(BackendArgs):
     """Threads that prefill; null takes `n_threads`."""
     n_gpu_layers: _Int = _knob(-1, "-1 (all) or a whole number >= 0", unit="layers", ge=-1)
     """Layers on the GPU, in builds that have one (CUDA, Metal)."""
-    kv_unified: bool = _knob(True, "true or false")
-    """One pool of KV cells for all slots (shared prefixes cost nothing), or an equal part for each."""
+    kv_unified: bool = _knob(False, "true or false")
+    """One pool of `n_ctx` KV cells for all slots from the start: least memory, and a sequence that finds no cell
+    is computed again later. Otherwise each slot has cells of its own, which is faster: attention then reads one
+    sequence's cells, not everybody's."""
     max_loaded_models: _Int | None = _knob(None, "a whole number >= 1", unit="models", ge=1)
     """Models in memory at once; null leaves it to the memory."""
     memory_budget_bytes: _Int | None = _knob(None, "a whole number >= 1", unit="bytes", ge=1)

@@ -19,20 +19,22 @@ from backends.llamacpp.model import GgufModel
 class ContextConfig:
     """Sizes of a context, all in tokens but the thread counts.
 
-    `n_ctx`: the whole KV cache. Unified, any one sequence may use all of it; split, a sequence gets
-    `n_ctx // num_slots`. `n_batch`: most tokens of one forward pass.
+    `tokens_per_sequence`: most tokens of one sequence. Split, every slot has as many cells of its own; unified, all
+    slots share that one number. `n_batch`: most tokens of one forward pass. `flash_attention`: None lets llama.cpp
+    decide.
     """
 
-    n_ctx: int
+    tokens_per_sequence: int
     num_slots: int
     n_batch: int
     n_threads: int
     n_threads_batch: int
     kv_unified: bool
+    flash_attention: bool | None = None
 
     @property
-    def tokens_per_sequence(self) -> int:
-        return self.n_ctx if self.kv_unified else self.n_ctx // self.num_slots
+    def num_cells(self) -> int:
+        return self.tokens_per_sequence * (1 if self.kv_unified else self.num_slots)
 
 
 class NoRoomInCache(Exception):
@@ -45,7 +47,7 @@ class Context:
     def __init__(self, model: GgufModel, config: ContextConfig) -> None:
         lib = llama()
         params = lib.llama_context_default_params()
-        params.n_ctx = config.n_ctx
+        params.n_ctx = config.num_cells
         params.n_batch = params.n_ubatch = config.n_batch
         params.n_seq_max = config.num_slots
         # One row of logits per running sequence; without this the buffer holds a row for every token of a batch.
@@ -54,6 +56,8 @@ class Context:
         params.n_threads_batch = config.n_threads_batch
         params.kv_unified = config.kv_unified
         params.no_perf = True
+        if config.flash_attention is not None:
+            params.flash_attn_type = int(config.flash_attention)
         engine_log.take_errors()
         self._lib = lib
         self.handle: Any = lib.llama_init_from_model(model.handle, params)
@@ -61,8 +65,9 @@ class Context:
             lines = engine_log.take_errors()
             reason = f": {lines[-1].split(': ', 1)[-1][:200]}" if lines else ""
             raise InsufficientMemory(
-                f"No context of {config.n_ctx} tokens could be made for the model{reason}"
+                f"No context of {config.num_cells} tokens could be made for the model{reason}"
             )
+        self.config = config
         self._memory = lib.llama_get_memory(self.handle)
         self._num_vocab_tokens = model.num_vocab_tokens
         self._batch = Batch(lib, config.n_batch)
@@ -75,6 +80,17 @@ class Context:
         """As `slots.KvMemory.copy`. Between streams llama.cpp copies whole buffers only, so the rest is cut after."""
         self._lib.llama_memory_seq_cp(self._memory, source_id, target_id, -1, -1)
         self._lib.llama_memory_seq_rm(self._memory, target_id, length, -1)
+
+    def take_over(self, other: Context, slot_id: int) -> bool:
+        """Copy what a slot of another context holds into the same slot here. Both must be split or both unified.
+        False: it could not be copied, and the slot is empty here."""
+        size = int(self._lib.llama_state_seq_get_size(other.handle, slot_id))
+        buffer = (ctypes.c_uint8 * size)()
+        written = int(self._lib.llama_state_seq_get_data(other.handle, buffer, size, slot_id))
+        if written and int(self._lib.llama_state_seq_set_data(self.handle, buffer, written, slot_id)):
+            return True
+        self.truncate(slot_id, 0)
+        return False
 
     @property
     def batch(self) -> Batch:

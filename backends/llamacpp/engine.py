@@ -19,14 +19,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from backends.errors import BackendFailed, ServiceError
+from backends.errors import BackendFailed, InsufficientMemory, ServiceError
 from backends.llamacpp.context import Context, ContextConfig, NoRoomInCache
 from backends.llamacpp.model import GgufModel
 from backends.llamacpp.output import ChoiceOutput
 from backends.llamacpp.sampler import Sampler, logprobs_of
-from backends.llamacpp.slots import Slot, SlotTable, common_prefix_length
+from backends.llamacpp.slots import NUM_RECOMPUTED, Slot, SlotTable, common_prefix_length
 from backends.types import Event, Finished, FinishReason, SamplingParams, Started, Usage
 
 log = logging.getLogger("llm.llamacpp")
@@ -34,7 +34,10 @@ log = logging.getLogger("llm.llamacpp")
 
 @dataclass(eq=False)
 class Job:
-    """One request inside the engine. Built by the caller's thread, afterwards touched by the engine's thread only."""
+    """One request inside the engine. Built by the caller's thread, afterwards touched by the engine's thread only.
+
+    `must_repeat`: the same request must give the same text whether or not its prefix was cached (fixed seed, greedy).
+    """
 
     params: SamplingParams
     prompts: list[list[int]]
@@ -43,6 +46,7 @@ class Job:
     n: int
     seed: int
     is_streaming: bool
+    must_repeat: bool
     accepted_at: float
     receive: Callable[[list[Event], ServiceError | None], None]
     """Where its events go; called by whoever `deliver` hands the delivery to."""
@@ -51,6 +55,7 @@ class Job:
     cached_tokens: int = 0
     completion_tokens: int = 0
     num_unfinished: int = 0
+    num_unstarted: int = 0
     is_over: bool = False
     events: list[Event] = field(default_factory=list)
     """What this step brought; handed over at its end."""
@@ -69,6 +74,7 @@ class Sequence:
 
     __slots__ = (
         "counts_cache",
+        "has_started",
         "index",
         "job",
         "max_tokens",
@@ -87,6 +93,7 @@ class Sequence:
         self.num_prompt = len(prompt)
         self.max_tokens = job.params.max_tokens
         self.slot: Slot | None = None
+        self.has_started = False
         self.counts_cache = i == 0
         self.output = ChoiceOutput(self.index, job.params.stop, echo=job.echoes[prompt_index])
         self.sampler = Sampler(job.params, model, seed=job.seed + i, prompt=prompt)
@@ -97,9 +104,14 @@ class EngineConfig:
     """`prefill_chunk_tokens`: most prompt tokens of one step while other sequences decode."""
 
     context: ContextConfig
+    """As the engine ends up; a split cache begins smaller (`initial_tokens`) and grows when a sequence needs it."""
     prefill_chunk_tokens: int
     context_length: int
     """Most tokens of one sequence, prompt and answer together."""
+    cell_bytes: int
+    initial_tokens: int = 1024
+    spare_bytes: Callable[[], int] = lambda: 1 << 62
+    """Memory that a growing cache may still take."""
     min_shared_tokens: int = 16
     """A running prompt must promise this many more common tokens before a new one waits for it."""
 
@@ -116,14 +128,11 @@ class Engine:
         self._model = model
         self._config = config
         self._deliver = deliver
-        self._context = Context(model, config.context)
-        self._slots = SlotTable(
-            self._context,
-            num_slots=config.context.num_slots,
-            num_cells=config.context.n_ctx,
-            is_unified=config.context.kv_unified,
-            min_copied_tokens=config.min_shared_tokens,
-        )
+        first = config.context
+        if not first.kv_unified:
+            first = replace(first, tokens_per_sequence=min(first.tokens_per_sequence, config.initial_tokens))
+        self._context = Context(model, first)
+        self._slots = self._new_slots()
         self._max_length = config.context_length
         self._commands: queue.SimpleQueue[tuple[str, Job | None]] = queue.SimpleQueue()
         self._jobs: set[Job] = set()
@@ -134,6 +143,16 @@ class Engine:
         """Why the loop ended by itself; None while it runs."""
         self._thread = threading.Thread(target=self._run, name="llamacpp-engine", daemon=True)
         self._thread.start()
+
+    def _new_slots(self) -> SlotTable:
+        context = self._context.config
+        return SlotTable(
+            self._context,
+            num_slots=context.num_slots,
+            num_cells=context.num_cells,
+            is_unified=context.kv_unified,
+            min_copied_tokens=self._config.min_shared_tokens,
+        )
 
     @property
     def num_running(self) -> int:
@@ -200,7 +219,7 @@ class Engine:
             for prompt_index in range(len(job.prompts))
             for i in range(job.n)
         ]
-        job.num_unfinished = len(sequences)
+        job.num_unfinished = job.num_unstarted = len(sequences)
         self._waiting.extend(sequences)
 
     def _end_job(self, job: Job, error: ServiceError) -> None:
@@ -238,7 +257,7 @@ class Engine:
         position = 0
         while position < len(self._waiting) and self._slots.has_free_slot:
             sequence = self._waiting[position]
-            _, available = self._slots.longest_prefix(sequence.tokens)
+            _, available = self._slots.longest_prefix(sequence.tokens, exact=sequence.job.must_repeat)
             if self._should_wait_for_prefix(sequence, available):
                 position += 1
                 continue
@@ -249,22 +268,22 @@ class Engine:
             self._start(sequence)
 
     def _should_wait_for_prefix(self, sequence: Sequence, available: int) -> bool:
-        limit = len(sequence.tokens) - 1
-        worth = available + self._config.min_shared_tokens
-        if limit < worth and sequence.num_prompt > self._config.min_shared_tokens:
-            return False
+        limit = len(sequence.tokens) - NUM_RECOMPUTED
         for other in self._running:
             assert other.slot is not None
-            if len(other.slot.tokens) >= other.num_prompt or other.num_prompt <= available:
+            computed = len(other.slot.tokens)
+            if computed >= other.num_prompt:
                 continue
             promised = min(common_prefix_length(other.tokens[: other.num_prompt], sequence.tokens), limit)
-            if promised >= worth and promised > len(other.slot.tokens):
+            if promised > computed and promised >= available + self._config.min_shared_tokens:
                 return True
         return False
 
     def _start(self, sequence: Sequence) -> None:
         job = sequence.job
-        slot, reused = self._slots.claim(sequence.tokens)
+        slot, reused = self._slots.claim(sequence.tokens, exact=job.must_repeat)
+        job.num_unstarted -= not sequence.has_started
+        sequence.has_started = True
         sequence.slot = slot
         self._running.append(sequence)
         if sequence.counts_cache:
@@ -277,6 +296,9 @@ class Engine:
     # -- one step ----------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
+        self._make_sequences_fit()
+        if not self._running:
+            return
         parts = self._plan()
         try:
             rows = self._context.decode()
@@ -291,11 +313,12 @@ class Engine:
                 self._end_job(job, error)
             self._slots.forget_all()
             return
+        is_exact = self._context.batch.num_tokens > 1
         for sequence, count in parts:
             slot = sequence.slot
             assert slot is not None
             done = len(slot.tokens)
-            self._slots.extend(slot, sequence.tokens[done : done + count])
+            self._slots.extend(slot, sequence.tokens[done : done + count], exact=is_exact)
         self._sample(
             [s for s, _ in parts if s.slot is not None and len(s.slot.tokens) == len(s.tokens)], rows
         )
@@ -322,11 +345,17 @@ class Engine:
             parts = [(sequence, 1) for sequence in decoding]
             for sequence in prefilling:
                 assert sequence.slot is not None
-                count = min(budget, len(sequence.tokens) - len(sequence.slot.tokens))
+                pending = len(sequence.tokens) - len(sequence.slot.tokens)
+                if sequence.job.num_unstarted and self._slots.has_free_slot:
+                    # The choices of one request take their last steps into the answer together, so that their
+                    # batches look the same whether or not the prompt was cached.
+                    pending -= NUM_RECOMPUTED
+                count = min(budget, pending)
                 if count <= 0:
-                    break
+                    continue
                 parts.append((sequence, count))
                 budget -= count
+            _leave_no_single_row(parts)
             if self._slots.evict_idle_for(sum(count for _, count in parts)) or not self._preempt_youngest():
                 break
         batch.clear()
@@ -341,6 +370,42 @@ class Engine:
                 wants_logits=end == len(sequence.tokens),
             )
         return parts
+
+    def _make_sequences_fit(self) -> None:
+        """Let the cache grow when a sequence is about to need more than a slot has: twice the size until it fits, with
+        what the slots hold. Where that memory is not to be had, all slots share one cache of a single sequence's size,
+        and everything is computed again."""
+        have = self._context.config
+        longest = max(len(sequence.tokens) for sequence in self._running)
+        if longest <= have.tokens_per_sequence:
+            return
+        most = self._config.context.tokens_per_sequence
+        size = have.tokens_per_sequence
+        while size < longest:
+            size = min(size * 2, most)
+        wanted = replace(have, tokens_per_sequence=size)
+        old = self._context
+        if wanted.num_cells * self._config.cell_bytes < self._config.spare_bytes():
+            try:
+                self._context = Context(self._model, wanted)
+            except InsufficientMemory:
+                log.warning(
+                    "no memory for %d KV cells; the slots share %d from now on", wanted.num_cells, most
+                )
+            else:
+                self._slots.move_to(self._context, num_cells=wanted.num_cells)
+                for slot in self._slots.slots:
+                    if slot.tokens and not self._context.take_over(old, slot.id):
+                        self._slots.forget(slot)
+                old.close()
+                return
+        for sequence in reversed(self._running):
+            sequence.slot = None
+            self._waiting.appendleft(sequence)
+        self._running.clear()
+        old.close()
+        self._context = Context(self._model, replace(have, tokens_per_sequence=most, kv_unified=True))
+        self._slots = self._new_slots()
 
     def _undo(self, parts: Iterable[tuple[Sequence, int]]) -> None:
         for sequence, _ in parts:
@@ -442,3 +507,14 @@ class Engine:
                 job.events = []
         self._touched.clear()
         self._deliver(deliveries)
+
+
+def _leave_no_single_row(parts: list[tuple[Sequence, int]]) -> None:
+    """llama.cpp cuts a batch into passes of equally many tokens per sequence. Where the longest part is one token
+    longer than all others, that token would be a pass of one row, and not exact; it goes into the next step."""
+    if len(parts) < 2:
+        return
+    longest = max(range(len(parts)), key=lambda i: parts[i][1])
+    sequence, count = parts[longest]
+    if count - max(other for i, (_, other) in enumerate(parts) if i != longest) == 1:
+        parts[longest] = (sequence, count - 1)

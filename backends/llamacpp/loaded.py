@@ -161,6 +161,7 @@ class LlamaCppModel(LoadedModel):
             n=1 if is_greedy else request.n,
             seed=draw_seed() if params.seed is None else params.seed,
             is_streaming=request.stream,
+            must_repeat=is_greedy or params.seed is not None,
             accepted_at=time.monotonic(),
             receive=inbox.put,
         )

@@ -1,6 +1,11 @@
 """Which sequence's tokens lie where in the KV cache, and what of them a new prompt can reuse. No engine in here.
 
-A slot is a llama.cpp sequence id. What a finished sequence left in its slot stays as prefix cache until the place is
+A slot is a llama.cpp sequence id. Part of what it holds is *exact*: computed so that computing it again gives the same
+bits. llama.cpp's CPU kernels give a token the same values whatever else is in the batch, unless it is the only row: a
+single decoding sequence takes another kernel. A request that must give the same text whether or not its prefix was
+cached reuses exact tokens only (docs/decisions/0006-same-text-from-a-cached-prefix.md).
+
+What a finished sequence left in its slot stays as prefix cache until the place is
 needed. With a unified cache all slots draw from one pool of cells and a shared prefix occupies its cells once; with
 split streams every slot has a fixed share of its own, and a prefix is copied between slots.
 """
@@ -10,6 +15,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Protocol
+
+NUM_RECOMPUTED = 2
+"""Tokens at the end of a prompt that are computed even when all of it is cached."""
 
 
 class KvMemory(Protocol):
@@ -25,12 +33,14 @@ class KvMemory(Protocol):
 class Slot:
     """One place for a running sequence. `tokens[i]` is the token whose keys and values stand at position i."""
 
-    __slots__ = ("cells", "id", "is_busy", "last_used", "tokens")
+    __slots__ = ("cells", "id", "is_busy", "last_used", "num_exact", "tokens")
 
     def __init__(self, slot_id: int) -> None:
         self.id = slot_id
         self.tokens: list[int] = []
         self.cells: list[int] = []
+        self.num_exact = 0
+        """Leading tokens that are exact."""
         self.is_busy = False
         self.last_used = 0
 
@@ -53,8 +63,8 @@ def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
 class SlotTable:
     """All slots of one context.
 
-    `num_cells` is the whole cache in tokens. `is_unified` says whether the slots share it; otherwise each has
-    `num_cells // num_slots`. `min_copied_tokens`: a prefix shorter than this is computed again rather than copied.
+    `num_cells` is the whole cache in tokens. `is_unified` says whether the slots share it; otherwise each has its
+    equal part. `min_copied_tokens`: a prefix shorter than this is computed again rather than copied.
     """
 
     def __init__(
@@ -79,20 +89,24 @@ class SlotTable:
         of, since a sequence ends where its own share ends."""
         return self._num_cells - len(self._owners) if self._is_unified else self._num_cells
 
-    def longest_prefix(self, tokens: Sequence[int]) -> tuple[Slot | None, int]:
-        """The slot, busy or not, that holds most of the beginning of `tokens`. The last token never counts: it must
-        be computed, or there would be no logits."""
+    def longest_prefix(self, tokens: Sequence[int], *, exact: bool) -> tuple[Slot | None, int]:
+        """The slot, busy or not, that holds most of the beginning of `tokens`, and how much of it may be reused.
+
+        The last two tokens never count: the last must be computed, or there would be no logits, and alone it would
+        not be computed exactly.
+        """
         best: Slot | None = None
         length = 0
-        limit = len(tokens) - 1
+        limit = len(tokens) - NUM_RECOMPUTED
         for slot in self.slots:
-            if len(slot.tokens) > length and limit > length:
-                shared = min(common_prefix_length(slot.tokens, tokens), limit)
+            held = slot.num_exact if exact else len(slot.tokens)
+            if held > length and limit > length:
+                shared = min(common_prefix_length(slot.tokens, tokens), limit, held)
                 if shared > length:
                     best, length = slot, shared
         return best, length
 
-    def claim(self, tokens: Sequence[int]) -> tuple[Slot, int]:
+    def claim(self, tokens: Sequence[int], *, exact: bool) -> tuple[Slot, int]:
         """Take a free slot for a sequence that begins with `tokens`; give the slot and how many of them it holds now.
 
         1. A free slot that holds the longest prefix is taken as it is, unless that would destroy a much longer
@@ -103,7 +117,7 @@ class SlotTable:
         There must be a free slot.
         """
         free = [slot for slot in self.slots if not slot.is_busy]
-        source, length = self.longest_prefix(tokens)
+        source, length = self.longest_prefix(tokens, exact=exact)
         oldest = min(free, key=lambda slot: (bool(slot.tokens), slot.last_used))
         target = oldest
         if source is not None and not source.is_busy:
@@ -116,6 +130,7 @@ class SlotTable:
             self._forget(target)
             self._memory.copy(source.id, target.id, length)
             target.tokens = source.tokens[:length]
+            target.num_exact = min(source.num_exact, length)
             if self._is_unified:
                 target.cells = source.cells[:length]
                 self._owners.update(target.cells)
@@ -126,10 +141,12 @@ class SlotTable:
         self.touch(target)
         return target, length
 
-    def extend(self, slot: Slot, tokens: Iterable[int]) -> None:
+    def extend(self, slot: Slot, tokens: Iterable[int], *, exact: bool) -> None:
         """Record that these tokens were computed at the end of the slot."""
         before = len(slot.tokens)
         slot.tokens.extend(tokens)
+        if exact and slot.num_exact == before:
+            slot.num_exact = len(slot.tokens)
         if self._is_unified:
             added = range(self._next_cell, self._next_cell + len(slot.tokens) - before)
             self._next_cell = added.stop
@@ -154,6 +171,15 @@ class SlotTable:
                 return False
             self._forget(min(idle, key=lambda slot: slot.last_used))
         return True
+
+    def move_to(self, memory: KvMemory, *, num_cells: int) -> None:
+        """The cache was replaced by a larger one that holds the same."""
+        self._memory = memory
+        self._num_cells = num_cells
+
+    def forget(self, slot: Slot) -> None:
+        """The slot's content is gone; who uses the slot goes on using it."""
+        self._forget(slot)
 
     def forget_all(self) -> None:
         """Nothing that was computed can be trusted any more."""
@@ -188,3 +214,4 @@ class SlotTable:
                     self._owners[cell] -= 1
             del slot.cells[length:]
         del slot.tokens[length:]
+        slot.num_exact = min(slot.num_exact, length)
