@@ -71,6 +71,8 @@ class Instance:
             "BENTOML_HOME": str(home / "bentoml"),
             "BENTOML_DO_NOT_TRACK": "True",
             "LLM_DEFAULT_BACKEND": "llamacpp",
+            # The instances and the tests share the cores: an engine thread that waits must not spin.
+            "OMP_WAIT_POLICY": "passive",
         }
         (home / "bentoml").mkdir()
         command = [
