@@ -4,8 +4,8 @@
     pytest tests/conformance --base-url URL --model ID      tries any server; --token TOKEN if it wants one
     pytest tests/conformance … -m "not ours"                only what any OpenAI-compatible server should do
 
-Two instances are enough: `service` is open and has wide rate limits, `guarded` has tokens and every limit at
-its default. Each starts when a test first asks for it and is stopped by its process id at the end.
+`service` is open and has wide rate limits, `guarded` has tokens and every limit at its default, `small` a context
+that a test can fill. Each starts when a test first asks for it and is stopped by its process id at the end.
 """
 
 from __future__ import annotations
@@ -189,6 +189,18 @@ def limited(request: pytest.FixtureRequest) -> Iterator[Api]:
     api = Api(request.getfixturevalue("guarded_instance").base_url, MODEL, LIMITS_TOKEN)
     with api.http:
         yield api
+
+
+@pytest.fixture(scope="module")
+def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """A server whose context a test can fill in seconds (with --base-url: that server as it is)."""
+    if option(request, "--base-url") is not None:
+        yield request.getfixturevalue("service")
+        return
+    for instance in started(tmp_path_factory, "small", {"LLM_ARGS__LLAMACPP__N_CTX": "1024"}):
+        api = Api(instance.base_url, MODEL)
+        with api.http:
+            yield api
 
 
 @pytest.fixture(scope="session")

@@ -54,10 +54,10 @@ def test_overlong_prompt_numbers__both_numbers_and_the_usual_sentence_are_told(
 
 @pytest.mark.ours
 @pytest.mark.timeout(300)
-def test_little_room_ends_with_length__the_total_never_passes_the_context(service: Api) -> None:
-    context = service.entry()["context_length"]
-    asked = service.completion_body([300] * (context - 6), max_tokens=50, ignore_eos=True)
-    body = ok(service.post(COMPLETIONS, asked, timeout=280))
+def test_little_room_ends_with_length__the_total_never_passes_the_context(small: Api) -> None:
+    context = small.entry()["context_length"]
+    asked = small.completion_body([300] * (context - 6), max_tokens=50, ignore_eos=True)
+    body = ok(small.post(COMPLETIONS, asked, timeout=280))
 
     assert body["choices"][0]["finish_reason"] == "length"
     assert body["usage"]["prompt_tokens"] == context - 6
@@ -66,10 +66,10 @@ def test_little_room_ends_with_length__the_total_never_passes_the_context(servic
 
 @pytest.mark.ours
 @pytest.mark.timeout(180)
-def test_little_room_ends_with_length__a_prompt_of_the_whole_context_is_refused(service: Api) -> None:
-    context = service.entry()["context_length"]
+def test_little_room_ends_with_length__a_prompt_of_the_whole_context_is_refused(small: Api) -> None:
+    context = small.entry()["context_length"]
 
-    error = error_of(service.complete([300] * context), (400,))
+    error = error_of(small.complete([300] * context), (400,))
     assert error["code"] == "context_length_exceeded"
     assert (error["prompt_tokens"], error["context_length"]) == (context, context)
 

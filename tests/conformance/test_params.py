@@ -289,7 +289,7 @@ def test_seed_is_deterministic__one_seed_is_one_text_and_four_are_not(service: A
 def test_seed_is_deterministic__whether_or_not_the_prompts_prefix_was_cached(service: Api) -> None:
     prompts = [f"海很深。请重复这句话：海很深，船很{word}。" for word in ("多", "少", "大")]
     for fields in ({"temperature": 0}, {"temperature": 1, "seed": 5}):
-        rounds = [[service.text(prompt, max_tokens=24, **fields) for prompt in prompts] for _ in range(4)]
+        rounds = [[service.text(prompt, max_tokens=24, **fields) for prompt in prompts] for _ in range(3)]
         backwards = [service.text(prompt, max_tokens=24, **fields) for prompt in reversed(prompts)]
         assert all(texts == rounds[0] for texts in [*rounds, backwards[::-1]])
 
