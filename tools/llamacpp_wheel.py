@@ -6,7 +6,7 @@ reliably keep what they built. So the wheel is kept in a folder of our own:
     ${LLAMACPP_WHEEL_CACHE:-${XDG_CACHE_HOME:-~/.cache}/llm-inference/wheels}/llama-cpp-python-VERSION-KEY/
 
 KEY stands for everything the binary depends on: the source archive's hash, the operating system, its C
-library, this CPU's instruction sets (llama.cpp is compiled for the machine it is compiled on) and CMAKE_ARGS.
+library, this CPU's instruction sets (llama.cpp is compiled for the machine it is compiled on), CMAKE_ARGS and CFLAGS.
 Two makes that run at once build once. pip checks the source archive against requirements/llamacpp-source.txt
 before anything of it runs; the build tools are pinned in requirements/llamacpp-build.txt.
 
@@ -36,7 +36,8 @@ REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements"
 SOURCE = REQUIREMENTS / "llamacpp-source.txt"
 BUILD_TOOLS = REQUIREMENTS / "llamacpp-build.txt"
 STEP = re.compile(rb"\[(\d+)/(\d+)\]")
-ISA = re.compile(r"^(sse\w+|ssse3|avx\w*|fma|f16c|bmi\d|amx\w*|neon|asimd\w*|sve\w*|i8mm|bf16)$")
+NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+ISA = re.compile(r"^(sse\w+|ssse3|avx\w*|fma|f16c|bmi\d|neon|asimd\w*|sve\w*|i8mm|bf16)$")
 """What llama.cpp's compiled code differs by; the other CPU flags change with the kernel's version."""
 
 
@@ -50,13 +51,35 @@ def pinned_source() -> tuple[str, str]:
     return version[1], digests[0]
 
 
+def cpu_flags() -> list[str]:
+    """What the kernel says that the first CPU can do; empty where there is no /proc/cpuinfo."""
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    lines = re.findall(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.M)
+    return lines[0].split() if lines else []
+
+
 def instruction_sets() -> list[str]:
     """What this CPU can do, as far as the compiled kernels differ by it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.exists():
-        return [platform.processor() or platform.machine()]
-    lines = re.findall(r"^(?:flags|Features)\s*:\s*(.*)$", cpuinfo.read_text(), re.M)
-    return sorted({flag for flag in lines[0].split() if ISA.match(flag)}) if lines else [platform.machine()]
+    return sorted({flag for flag in cpu_flags() if ISA.match(flag)}) or [platform.processor()]
+
+
+def compiler_knows(flags: str) -> bool:
+    """Whether the C compiler takes these flags. One that is older than AMX does not, and makes no use of it."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    command = [compiler or "cc", *flags.split(), "-E", "-x", "c", os.devnull]
+    return bool(compiler) and subprocess.run(command, capture_output=True, check=False).returncode == 0  # noqa: S603  our own command
+
+
+def build_settings() -> dict[str, str]:
+    """The environment variables that shape the binary: the caller's own, and ours before them.
+
+    The multimodal library is left out: the service does not use it. AMX is left out on x86-64: its tiles were seen
+    to lose their configuration inside a virtual machine, and the process dies of an illegal instruction.
+    """
+    no_amx = NO_AMX if "amx_tile" in cpu_flags() and compiler_knows(NO_AMX) else ""
+    ours = {"CMAKE_ARGS": "-DLLAVA_BUILD=OFF", "CFLAGS": no_amx, "CXXFLAGS": no_amx}
+    return {name: f"{value} {os.environ.get(name, '')}".strip() for name, value in ours.items()}
 
 
 def identity() -> dict[str, object]:
@@ -69,7 +92,7 @@ def identity() -> dict[str, object]:
         "machine": platform.machine(),
         "libc": " ".join(platform.libc_ver()),
         "instruction_sets": instruction_sets(),
-        "cmake_args": os.environ.get("CMAKE_ARGS", ""),
+        **build_settings(),
     }
 
 
@@ -173,7 +196,7 @@ def build(folder: Path, uv: str, python: str) -> Path:
             str(SOURCE),
         ]
         path = f"{venv / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
-        code = run_and_show(command, {**os.environ, "PATH": path}, log)
+        code = run_and_show(command, {**os.environ, **build_settings(), "PATH": path}, log)
         built = list(out.glob("llama_cpp_python-*.whl"))
         if code != 0 or len(built) != 1:
             tail = log.read_text(errors="replace").splitlines()[-25:]
