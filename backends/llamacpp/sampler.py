@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.errors import InvalidGrammar, InvalidParameter
+from backends.llamacpp.grammar import check_text
 from backends.llamacpp.lib import engine_log, llama
 from backends.llamacpp.model import GgufModel
 from backends.types import SamplingParams, TokenLogprob, TokenLogprobs
@@ -24,7 +25,8 @@ from backends.types import SamplingParams, TokenLogprob, TokenLogprobs
 Logits = npt.NDArray[np.float32]
 
 _SEED_MASK = 0xFFFFFFFF
-_MAX_GRAMMAR_NESTING = 64
+_COLDEST = 1e-5
+"""Below this temperature the choice is greedy: dividing logits by 1e-38 overflows to one infinity for many tokens."""
 
 
 def check_token_ids(params: SamplingParams, num_vocab_tokens: int) -> None:
@@ -39,14 +41,11 @@ def check_token_ids(params: SamplingParams, num_vocab_tokens: int) -> None:
 
 
 def check_grammar(grammar: str, model: GgufModel) -> None:
-    """Raises: InvalidGrammar when llama.cpp cannot parse it or it has no `root`. Runs before anything is queued."""
-    depth = deepest = 0
-    for character in grammar:
-        depth += (character == "(") - (character == ")")
-        deepest = max(deepest, depth)
-    if deepest > _MAX_GRAMMAR_NESTING:
-        # llama.cpp's parser recurses once per parenthesis on the C stack.
-        raise InvalidGrammar(f"grammar: parentheses nest deeper than {_MAX_GRAMMAR_NESTING}")
+    """Raises: InvalidGrammar when llama.cpp cannot parse it, it has no `root`, or the model has no token to end with.
+    Runs before anything is queued."""
+    if not model.end_of_generation:
+        raise InvalidGrammar("grammar: this model has no token that ends a text")
+    check_text(grammar)
     llama().llama_sampler_free(_grammar_sampler(grammar, model))
 
 
@@ -80,7 +79,7 @@ class Sampler:
         self._bias = np.fromiter(params.logit_bias.values(), dtype=np.float32)
         self._grammar: Any = None
         self._chain: Any = None
-        self.is_greedy = params.temperature == 0 or params.top_p == 0 or params.top_k == 1
+        self.is_greedy = params.temperature < _COLDEST or params.top_p == 0 or params.top_k == 1
         penalised = (
             params.repetition_penalty != 1.0
             or params.presence_penalty != 0.0
@@ -139,7 +138,11 @@ class Sampler:
             row[self._stop_ids] = -math.inf
 
     def choose(self, row: Logits) -> int:
-        """The next token for a prepared row; the choice is remembered by penalties and grammar."""
+        """The next token for a prepared row; the choice is remembered by penalties and grammar.
+
+        An end of generation when nothing may follow: the grammar is complete, and the end is forbidden (`ignore_eos`,
+        `min_tokens`).
+        """
         if self._chain is None:
             return int(row.argmax())
         token = self._apply_chain(row)
@@ -148,6 +151,9 @@ class Sampler:
             # Most tokens fit, and asking about one is far cheaper than asking about the whole vocabulary.
             if not self._grammar_allows(token, float(row[token])):
                 token = self._apply_chain(row, constrained=True)
+                if not self._grammar_allows(token, float(row[token])):
+                    # llama.cpp ends the process when a grammar has to accept a token that it does not allow.
+                    return min(self._model.end_of_generation)
             lib.llama_sampler_accept(self._grammar, token)
         llama().llama_sampler_accept(self._chain, token)
         return token
