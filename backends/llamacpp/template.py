@@ -23,6 +23,8 @@ from backends.types import ChatPrompt
 
 _MAX_MESSAGE_CHARS = 500
 """How much of a template's own complaint is shown to the caller."""
+_PLAIN_ROLES = {"tool": "user", "function": "user", "developer": "system"}
+"""Roles that a template may not know, and what their messages become there."""
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -44,8 +46,16 @@ def _raise_exception(message: str) -> None:
     raise _Refusal(str(message))
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **_: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _strftime_now(pattern: str) -> str:
@@ -76,20 +86,43 @@ class ChatTemplate:
     def render(self, prompt: ChatPrompt) -> str:
         """Text of the conversation as the model wants to read it.
 
-        A role the template does not know is never dropped: `developer` becomes `system`, and where the text of a
-        tool, function or developer message is missing from the result, the message goes in under a role that every
-        template knows. Tool calls of the history become text where the template knows none.
+        A role the template does not know is never dropped: `developer` becomes `system`, and where the template leaves
+        out a tool, function or developer message, the message goes in under a role that every template knows. Tool
+        calls of the history become text where the template knows none.
 
         Raises: TemplateRefused with the template's own words; UnsupportedParameter for a final message that the
         template changes beyond recognition.
         """
-        messages = [self._adapted(message) for message in prompt.messages]
-        text = self._run(prompt, messages)
-        fallback = [self._as_plain_role(message, text) for message in messages]
-        if fallback != messages:
-            text = self._run(prompt, fallback)
-        if prompt.continue_final_message:
-            text = _cut_after_final(text, messages[-1])
+        try:
+            return self._rendered(prompt)
+        except _Refusal as refusal:
+            words = str(refusal)[:_MAX_MESSAGE_CHARS]
+            raise TemplateRefused(words or "refused by the chat template") from refusal
+        except UnsupportedParameter:
+            raise
+        except (RecursionError, OverflowError, MemoryError) as error:
+            raise TemplateRefused("The model's chat template cannot render these messages") from error
+        except Exception as error:
+            # The template is a program of somebody else's, and any error may come out of it. One that trips over these
+            # messages is the caller's 400: the same model answers other messages.
+            detail = str(error)[:_MAX_MESSAGE_CHARS]
+            raise TemplateRefused(
+                f"The model's chat template cannot render these messages: {detail}"
+            ) from error
+
+    def _rendered(self, prompt: ChatPrompt) -> str:
+        messages = self._in_known_roles(prompt, [self._adapted(message) for message in prompt.messages])
+        if not prompt.continue_final_message:
+            return self._run(prompt, messages)
+        # The mark says where the final message ends; its own text may occur again in what the template puts after it.
+        last = messages[-1]
+        marked = {**last, "content": f"{last['content']}{_mark(0)}"}
+        text, mark, _ = self._run(prompt, [*messages[:-1], marked]).rpartition(_mark(0))
+        if not mark:
+            raise UnsupportedParameter(
+                "continue_final_message: the model's chat template does not keep the final message as it is",
+                param="continue_final_message",
+            )
         return text
 
     def _run(self, prompt: ChatPrompt, messages: list[dict[str, Any]]) -> str:
@@ -101,40 +134,34 @@ class ChatTemplate:
         }
         if prompt.tools:
             variables["tools"] = prompt.tools
-        try:
-            return self._template.render(variables)
-        except _Refusal as refusal:
-            raise TemplateRefused(
-                str(refusal)[:_MAX_MESSAGE_CHARS] or "refused by the chat template"
-            ) from refusal
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
-            # A template that trips over these messages is the caller's 400: the same model answers other messages.
-            detail = str(error)[:_MAX_MESSAGE_CHARS]
-            raise TemplateRefused(
-                f"The model's chat template cannot render these messages: {detail}"
-            ) from error
-        except (RecursionError, OverflowError, MemoryError) as error:
-            raise TemplateRefused("The model's chat template cannot render these messages") from error
+        return self._template.render(variables)
+
+    def _in_known_roles(self, prompt: ChatPrompt, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages, those that the template leaves out under another role. Found out with marks as their content,
+        because their own text may also stand elsewhere, or come out escaped."""
+        doubtful = [i for i, message in enumerate(messages) if message["role"] in _PLAIN_ROLES]
+        if not doubtful:
+            return messages
+        marked = list(messages)
+        for i in doubtful:
+            marked[i] = {**messages[i], "content": _mark(i)}
+        text = self._run(prompt, marked)
+        known = list(messages)
+        for i in doubtful:
+            if _mark(i) not in text:
+                known[i] = {**messages[i], "role": _PLAIN_ROLES[messages[i]["role"]]}
+        return known
 
     def _adapted(self, message: dict[str, Any]) -> dict[str, Any]:
-        adapted = dict(message)
+        adapted = {**message, "content": message.get("content") or ""}
         if adapted["role"] == "developer" and "developer" not in self._source:
             adapted["role"] = "system"
         if calls := adapted.get("tool_calls"):
             if "tool_calls" in self._source:
                 adapted["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
             else:
-                adapted["content"] = "\n".join(
-                    filter(None, [adapted.get("content"), *map(_call_as_text, calls)])
-                )
+                adapted["content"] = "\n".join(filter(None, [adapted["content"], *map(_call_as_text, calls)]))
         return adapted
-
-    @staticmethod
-    def _as_plain_role(message: dict[str, Any], text: str) -> dict[str, Any]:
-        content = message.get("content")
-        missing = isinstance(content, str) and content.strip() and content.strip() not in text
-        plain = {"tool": "user", "function": "user", "developer": "system"}.get(message["role"])
-        return {**message, "role": plain} if missing and plain else message
 
 
 def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
@@ -153,16 +180,8 @@ def _call_as_text(call: dict[str, Any]) -> str:
     return f"<tool_call>\n{json.dumps(payload, ensure_ascii=False)}\n</tool_call>"
 
 
-def _cut_after_final(text: str, message: dict[str, Any]) -> str:
-    content = message.get("content") or ""
-    for candidate in (content, content.strip()):
-        start = text.rfind(candidate)
-        if candidate and start >= 0:
-            return text[: start + len(candidate)]
-    raise UnsupportedParameter(
-        "continue_final_message: the model's chat template does not keep the final message as it is",
-        param="continue_final_message",
-    )
+def _mark(i: int) -> str:
+    return f"marked-{i}-9f2c41d7"
 
 
 def compile_template(
@@ -174,6 +193,6 @@ def compile_template(
         return None
     try:
         return ChatTemplate(source, bos_token=bos_token, eos_token=eos_token)
-    except jinja2.TemplateError as error:
+    except Exception as error:  # deep nesting and long numbers end in errors of Python's own
         warn(f"the chat template does not compile: {error}")
         return None
