@@ -37,6 +37,7 @@ from openai_compat.serving.answers import Answer
 from openai_compat.serving.collect import Collected
 from openai_compat.serving.disconnect import client_left
 from openai_compat.serving.gateway import Gateway, Target
+from openai_compat.serving.http10 import whole_for_http10
 from openai_compat.serving.ignored import ignored_headers
 from openai_compat.serving.stream import Headers, StreamWriter
 
@@ -93,7 +94,9 @@ class Exchange(Response):
         self._timer = self.gateway.metrics.timer(
             self._record, model=self.target.card.id, backend=self.target.kind
         )
-        writer = StreamWriter(send, self._own_headers) if self.request.stream else None
+        writer = (
+            StreamWriter(whole_for_http10(scope, send), self._own_headers) if self.request.stream else None
+        )
         try:
             document = await self._supervise(receive, writer)
         except _ClientLeft:

@@ -21,6 +21,7 @@ from openai_compat.record import record_of
 from openai_compat.schemas.models import ModelRequest
 from openai_compat.serving.disconnect import client_left
 from openai_compat.serving.gateway import Gateway, Target
+from openai_compat.serving.http10 import whole_for_http10
 from openai_compat.serving.ignored import ignored_headers
 from openai_compat.serving.stream import StreamWriter
 
@@ -128,7 +129,7 @@ class LoadStream(Response):
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writer = StreamWriter(send, lambda: ignored_headers(self._ignored))
+        writer = StreamWriter(whole_for_http10(scope, send), lambda: ignored_headers(self._ignored))
         steps = self._target.backend.load(self._target.card.id)
         work = asyncio.create_task(self._write(steps, writer))
         leaving = asyncio.create_task(client_left(receive))

@@ -12,7 +12,7 @@ from backends.errors import BackendFailed, BackendTimeout
 from backends.types import ChoiceFinished, Finished, Started, TextDelta, TokenLogprob, TokenLogprobs, Usage
 from tests.openai_compat.scripted_backend import Hang, Pause, ScriptedBackend, words
 from tests.openai_compat.virtual_time import run_virtual
-from tests.openai_compat.wire import HELLO, Connection, Reply, chat, make_app
+from tests.openai_compat.wire import HELLO, Connection, Reply, call, chat, make_app
 
 
 async def stream(script: Any = None, **fields: Any) -> Reply:
@@ -48,6 +48,16 @@ async def test_a_stream_has_the_headers_that_keep_proxies_from_buffering() -> No
     assert headers["x-llm-backend"] == "fake"
     assert headers["x-llm-ignored"] == "wings"
     assert "content-length" not in headers
+
+
+async def test_a_client_of_http_1_0_gets_the_events_in_one_piece_with_their_length() -> None:
+    body = {**HELLO, "stream": True}
+
+    reply = await call(make_app(), "POST", "/v1/chat/completions", body, http_version="1.0")
+
+    assert reply.headers["content-length"] == str(len(reply.body))
+    assert len(reply.messages) == 2
+    assert reply.text() == "Hello!"
 
 
 async def test_a_batch_of_events_is_one_message() -> None:

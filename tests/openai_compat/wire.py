@@ -119,6 +119,7 @@ class Connection:
         body: bytes = b"",
         headers: dict[str, str] | None = None,
         query: str = "",
+        http_version: str = "1.1",
     ) -> None:
         self.reply = Reply()
         self._app = app
@@ -127,7 +128,7 @@ class Connection:
         self._scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
-            "http_version": "1.1",
+            "http_version": http_version,
             "method": method,
             "path": path,
             "raw_path": path.encode(),
