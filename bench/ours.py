@@ -13,6 +13,9 @@ ROOT = Path(__file__).resolve().parents[1]
 UNLIMITED = {"LLM_RATE_LIMIT_RPS": "0", "LLM_MAX_CONCURRENT_COMPLETIONS": "64"}
 """What keeps the service's own limits out of a measurement of speed."""
 
+LEFT_OUT = ("PYTHONDONTWRITEBYTECODE", "PROMETHEUS_MULTIPROC_DIR")
+"""Without byte code on disk every start compiles all packages again, which is not how a service is run."""
+
 
 def our_service(
     *, settings: Mapping[str, str], out: Path, log: str = "service", priority: int | None = None
@@ -22,7 +25,9 @@ def our_service(
     home = out / "bentoml"
     home.mkdir(parents=True, exist_ok=True)
     environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("LLM_", "BENTOML_"))
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("LLM_", "BENTOML_")) and name not in LEFT_OUT
     }
     environment |= {"BENTOML_HOME": str(home), "BENTOML_DO_NOT_TRACK": "True", **settings}
     command = [str(Path(sys.executable).parent / "bentoml"), "serve", ".", "--host", "127.0.0.1"]

@@ -80,6 +80,7 @@ class Server:
             )
 
     async def stop(self) -> None:
+        """End the process and what it started; nothing is left even if this is cancelled."""
         if self._process is None:
             return
         tree = self.tree()
@@ -87,12 +88,13 @@ class Server:
         try:
             await asyncio.to_thread(self._process.wait, STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            pass
+        finally:
+            for process in tree:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
             self._process.wait()
-        for process in tree:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        self._process = None
+            self._process = None
 
     def tree(self) -> list[psutil.Process]:
         """The process and its living descendants."""

