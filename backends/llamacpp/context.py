@@ -76,10 +76,10 @@ class Context:
         """As `slots.KvMemory.truncate`."""
         return bool(self._lib.llama_memory_seq_rm(self._memory, slot_id, length, -1))
 
-    def copy(self, source_id: int, target_id: int, length: int) -> None:
+    def copy(self, source_id: int, target_id: int, length: int) -> bool:
         """As `slots.KvMemory.copy`. Between streams llama.cpp copies whole buffers only, so the rest is cut after."""
         self._lib.llama_memory_seq_cp(self._memory, source_id, target_id, -1, -1)
-        self._lib.llama_memory_seq_rm(self._memory, target_id, length, -1)
+        return bool(self._lib.llama_memory_seq_rm(self._memory, target_id, length, -1))
 
     def take_over(self, other: Context, slot_id: int) -> bool:
         """Copy what a slot of another context holds into the same slot here. Both must be split or both unified.

@@ -26,8 +26,9 @@ class KvMemory(Protocol):
     def truncate(self, slot_id: int, length: int) -> bool:
         """Drop everything from position `length` on. False: this kind of memory can only be dropped whole."""
 
-    def copy(self, source_id: int, target_id: int, length: int) -> None:
-        """Make the target hold the first `length` positions of the source, and nothing else."""
+    def copy(self, source_id: int, target_id: int, length: int) -> bool:
+        """Make the target hold the first `length` positions of the source, and nothing else. False: this kind of
+        memory can only be copied whole, and what the target holds now must be dropped."""
 
 
 class Slot:
@@ -128,12 +129,14 @@ class SlotTable:
             length = self._truncate(target, length)
         elif source is not None and length >= self._min_copied_tokens:
             self._forget(target)
-            self._memory.copy(source.id, target.id, length)
-            target.tokens = source.tokens[:length]
-            target.num_exact = min(source.num_exact, length)
-            if self._is_unified:
-                target.cells = source.cells[:length]
-                self._owners.update(target.cells)
+            if self._memory.copy(source.id, target.id, length):
+                target.tokens = source.tokens[:length]
+                target.num_exact = min(source.num_exact, length)
+                if self._is_unified:
+                    target.cells = source.cells[:length]
+                    self._owners.update(target.cells)
+            else:
+                self._memory.truncate(target.id, length := 0)
         else:
             self._forget(target)
             length = 0
