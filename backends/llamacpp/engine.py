@@ -339,23 +339,9 @@ class Engine:
                 assert sequence.slot is not None
                 pending = len(sequence.tokens) - len(sequence.slot.tokens)
                 (decoding if pending == 1 else prefilling).append(sequence)
-            budget = batch.capacity - len(decoding)
-            if decoding:
-                budget = min(budget, self._config.prefill_chunk_tokens)
-            parts = [(sequence, 1) for sequence in decoding]
-            for sequence in prefilling:
-                assert sequence.slot is not None
-                pending = len(sequence.tokens) - len(sequence.slot.tokens)
-                if sequence.job.num_unstarted and self._slots.has_free_slot:
-                    # The choices of one request take their last steps into the answer together, so that their
-                    # batches look the same whether or not the prompt was cached.
-                    pending -= NUM_RECOMPUTED
-                count = min(budget, pending)
-                if count <= 0:
-                    continue
-                parts.append((sequence, count))
-                budget -= count
-            _leave_no_single_row(parts)
+            parts = self._parts(decoding, prefilling, hold_back=True) or self._parts(
+                decoding, prefilling, hold_back=False
+            )
             if self._slots.evict_idle_for(sum(count for _, count in parts)) or not self._preempt_youngest():
                 break
         batch.clear()
@@ -369,6 +355,29 @@ class Engine:
                 slot_id=sequence.slot.id,
                 wants_logits=end == len(sequence.tokens),
             )
+        return parts
+
+    def _parts(
+        self, decoding: list[Sequence], prefilling: list[Sequence], *, hold_back: bool
+    ) -> list[tuple[Sequence, int]]:
+        """What a step computes, before cells are looked at. `hold_back`: the choices of one request take their last
+        step into the answer together, so that their batches look the same whether or not the prompt was cached; one
+        that is ahead waits there while a slot is free for the others."""
+        budget = self._context.batch.capacity - len(decoding)
+        if decoding:
+            budget = min(budget, self._config.prefill_chunk_tokens)
+        hold_back = hold_back and self._slots.has_free_slot
+        parts = [(sequence, 1) for sequence in decoding]
+        for sequence in prefilling:
+            assert sequence.slot is not None
+            pending = len(sequence.tokens) - len(sequence.slot.tokens)
+            if hold_back and sequence.job.num_unstarted:
+                pending -= NUM_RECOMPUTED
+            count = min(budget, pending)
+            if count > 0:
+                parts.append((sequence, count))
+                budget -= count
+        _leave_no_single_row(parts)
         return parts
 
     def _make_sequences_fit(self) -> None:

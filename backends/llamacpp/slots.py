@@ -167,7 +167,10 @@ class SlotTable:
         slot.is_busy = False
 
     def evict_idle_for(self, num_cells: int) -> bool:
-        """Drop cached prefixes of idle slots, oldest first, until `num_cells` are free. False: they are not."""
+        """Drop cached prefixes of idle slots, oldest first, until `num_cells` are free. False: they are not. Slots that
+        have cells of their own never need others'."""
+        if not self._is_unified:
+            return True
         while self.free_cells < num_cells:
             idle = [slot for slot in self.slots if not slot.is_busy and slot.tokens]
             if not idle:

@@ -57,9 +57,7 @@ class Instance:
     """One `bentoml serve .` as a subprocess, in a session of its own, with a home of its own."""
 
     def __init__(self, home: Path, settings: dict[str, str]) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = self.free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
         self.log = home / "service.log"
         inherited = {
@@ -96,6 +94,13 @@ class Instance:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    @staticmethod
+    def free_port() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        return port
 
     def wait_until_ready(self) -> None:
         """Until `/ready` says so. Fails with the end of the log if it ends first or never gets there."""
