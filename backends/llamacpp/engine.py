@@ -95,7 +95,9 @@ class Sequence:
         self.slot: Slot | None = None
         self.has_started = False
         self.counts_cache = i == 0
-        self.output = ChoiceOutput(self.index, job.params.stop, echo=job.echoes[prompt_index])
+        self.output = ChoiceOutput(
+            self.index, job.params.stop, echo=job.echoes[prompt_index], min_tokens=job.params.min_tokens
+        )
         self.sampler = Sampler(job.params, model, seed=job.seed + i, prompt=prompt)
 
 

@@ -21,19 +21,23 @@ class ChoiceOutput:
         "_entries",
         "_index",
         "_matcher",
+        "_min_tokens",
         "_seen",
         "_text",
         "_untold",
         "num_generated",
     )
 
-    def __init__(self, index: int, stop: tuple[str, ...], *, echo: str = "") -> None:
-        """`echo` is text that comes before the first token and is no place for a stop."""
+    def __init__(self, index: int, stop: tuple[str, ...], *, echo: str = "", min_tokens: int = 0) -> None:
+        """`echo` is text that comes before the first token. It is no place for a stop, and neither is the text of the
+        first `min_tokens` tokens."""
         self._index = index
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._matcher = StopMatcher(stop) if stop else None
+        self._min_tokens = min_tokens
         self._text = echo
-        self._seen = self._delivered = len(echo)
+        self._seen = len(echo)
+        self._delivered = 0
         self._entries: list[tuple[int, TokenLogprobs]] = []
         self._untold = 0
         self.num_generated = 0
@@ -50,7 +54,7 @@ class ChoiceOutput:
         if logprobs is not None:
             self._entries.append((self._seen, logprobs))
         self._seen += len(text)
-        if self._matcher is None:
+        if self._matcher is None or self.num_generated <= self._min_tokens:
             self._text += text
             return False
         self._text += self._matcher.feed(text)
@@ -70,7 +74,7 @@ class ChoiceOutput:
         """The last events of the choice: the held-back tail, then the end."""
         tail = self._decoder.decode(b"", final=True)
         self._seen += len(tail)
-        if self._matcher is not None:
+        if self._matcher is not None and self.num_generated > self._min_tokens:
             tail = self._matcher.feed(tail) + self._matcher.flush()
             if self._matcher.matched is not None:
                 reason, stop_reason = "stop", self._matcher.matched
