@@ -25,6 +25,7 @@ from backends.types import SamplingParams, TokenLogprob, TokenLogprobs
 Logits = npt.NDArray[np.float32]
 
 _SEED_MASK = 0xFFFFFFFF
+_SPREAD = 0x9E3779B1
 _COLDEST = 1e-5
 """Below this temperature the choice is greedy: dividing logits by 1e-38 overflows to one infinity for many tokens."""
 
@@ -193,8 +194,9 @@ _TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float3
 
 
 def _fold_seed(seed: int) -> int:
-    """An int64 seed as the 32 bits llama.cpp takes. Its all-ones value means "draw one" there, so it is avoided."""
-    folded = (seed ^ (seed >> 32)) & _SEED_MASK
+    """An int64 seed as the 32 bits llama.cpp takes: itself where it fits. The upper half is spread first, so that
+    large and negative seeds do not all meet small ones. All ones mean "draw one" there, and are avoided."""
+    folded = (seed ^ (seed >> 32) * _SPREAD) & _SEED_MASK
     return folded if folded != _SEED_MASK else folded - 1
 
 
