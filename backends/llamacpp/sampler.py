@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import math
 import secrets
+import zlib
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,6 @@ from backends.types import SamplingParams, TokenLogprob, TokenLogprobs
 Logits = npt.NDArray[np.float32]
 
 _SEED_MASK = 0xFFFFFFFF
-_SPREAD = 0x9E3779B1
 _COLDEST = 1e-5
 """Below this temperature the choice is greedy: dividing logits by 1e-38 overflows to one infinity for many tokens."""
 
@@ -194,9 +194,11 @@ _TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float3
 
 
 def _fold_seed(seed: int) -> int:
-    """An int64 seed as the 32 bits llama.cpp takes: itself where it fits. The upper half is spread first, so that
-    large and negative seeds do not all meet small ones. All ones mean "draw one" there, and are avoided."""
-    folded = (seed ^ (seed >> 32) * _SPREAD) & _SEED_MASK
+    """An int64 seed as the 32 bits llama.cpp takes: itself where it fits. The upper half is scrambled first, so that
+    large and negative seeds do not meet their small neighbours. All ones mean "draw one" there, and are avoided."""
+    folded, upper = seed & _SEED_MASK, (seed >> 32) & _SEED_MASK
+    if upper:
+        folded ^= zlib.crc32(upper.to_bytes(4, "little"))
     return folded if folded != _SEED_MASK else folded - 1
 
 
