@@ -199,7 +199,6 @@ def table(data: Mapping[str, Any]) -> str:
     freed = spread(each["freed_s"] for each in data["gauge"])
     rested = spread(each["rested_s"] for each in data["gauge"])
     full = spread(after)
-    queued = max((each["after"]["longest_queue_ms"] for each in data["capacity"]), default=None)
     phases = data["gauge"][-1]["phases"] if data["gauge"] else {}
     told = sum(each["prefilling_with_text"] for kind in ("gauge", "capacity") for each in data[kind])
     slots = data["slots"]
@@ -222,7 +221,8 @@ def table(data: Mapping[str, Any]) -> str:
                 verdict(full.highest if full else None, at_most=1),
             ],
             ["the same on the idle service", shown(spread(idle), 3), ""],
-            ["longest wait for a place among them", number(None if queued is None else queued / 1000, 3), ""],
+            ["longest `x-llm-queue-ms` of these, after the others left", _seconds(data, "after"), ""],
+            ["longest `x-llm-queue-ms` of these, idle", _seconds(data, "idle"), ""],
             [
                 "cancellations counted by phase, last round",
                 ", ".join(f"{k} {v}" for k, v in phases.items()),
@@ -231,6 +231,11 @@ def table(data: Mapping[str, Any]) -> str:
             ["prefilling requests that already had text, all rounds", str(told), ""],
         ],
     )
+
+
+def _seconds(data: Mapping[str, Any], when: str) -> str:
+    longest = max((each[when]["longest_queue_ms"] for each in data["capacity"]), default=None)
+    return number(None if longest is None else longest / 1000, 3)
 
 
 ABORTS = Measurement(

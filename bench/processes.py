@@ -52,7 +52,7 @@ class Server:
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
         self._command = [*(("chrt", "-f", str(priority)) if priority else ()), *command]
-        self._environment = dict(environment)
+        self.environment = dict(environment)
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self.started_at = 0.0
@@ -72,7 +72,7 @@ class Server:
             self._process = subprocess.Popen(
                 self._command,
                 cwd=self._folder,
-                env=self._environment,
+                env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
