@@ -48,7 +48,9 @@ class RequestError(ServiceError):
 class BackendNotAvailable(RequestError):
     """The named backend is unknown, or not enabled on this service."""
 
-    def __init__(self, message: str, *, param: str | None = "backend", retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = "backend", retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message, param=param, retry_after_s=retry_after_s)
 
     @classmethod

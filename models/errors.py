@@ -1,9 +1,9 @@
 """What can go wrong while a model is looked up, fetched or read. Knows no engine and no HTTP.
 
-    ModelError
-    ├── UnknownModel       no card and no file has this name
-    ├── UnusableModel      the file is there, but is not a model that can be served
-    └── SourceUnavailable  the place it should come from cannot be reached or refuses
+ModelError
+├── UnknownModel       no card and no file has this name
+├── UnusableModel      the file is there, but is not a model that can be served
+└── SourceUnavailable  the place it should come from cannot be reached or refuses
 """
 
 from __future__ import annotations
