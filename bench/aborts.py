@@ -81,6 +81,7 @@ async def measure(options: argparse.Namespace, setup: Setup) -> Findings:
                 f"{SLOTS} first tokens after {after['all_first_tokens_s']:.3f} s, "
                 f"idle {idle['all_first_tokens_s']:.3f} s; cancelled {phases}"
             )
+    ended = sum(each["ended_before"] for each in (*gauge, *capacity))
     total = STREAMING + WHOLE + PREFILLING + QUEUED
     return Findings(
         parameters={**size, "completions at once": SLOTS, "queue": 64},
@@ -88,6 +89,7 @@ async def measure(options: argparse.Namespace, setup: Setup) -> Findings:
         f"{WHOLE} not streaming, {PREFILLING} prefilling, {QUEUED} queued",
         data={"gauge": gauge, "capacity": capacity, "slots": SLOTS},
         errors=errors,
+        warnings=[f"{ended} requests had ended before they could be aborted"] if ended else [],
     )
 
 

