@@ -338,7 +338,7 @@ class _Process(_Section):
     def bento(self) -> dict[str, Any]:
         """The arguments of `@bentoml.service` for this section.
 
-        The request log and traces are this service's own, and a runner's connections must not be closed under
+        The request log, metrics and traces are this service's own, and a runner's connections must not be closed under
         running requests every 100 calls or 300 s, as BentoML does by default.
         """
         options: dict[str, Any] = {
@@ -346,6 +346,7 @@ class _Process(_Section):
             "traffic": {"timeout": self.timeout},
             "tracing": {"excluded_urls": [".*"]},
             "logging": {"access": {"enabled": False}},
+            "metrics": {"enabled": False},
             "runner_connection": {"max_requests": 2**31 - 1, "max_age": 1e9},
         }
         resources = self.resources.model_dump(exclude_none=True)

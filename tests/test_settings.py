@@ -499,6 +499,7 @@ def test_a_section_becomes_the_arguments_of_a_bentoml_service() -> None:
         "resources": {"cpu": "500m"},
         "tracing": {"excluded_urls": [".*"]},
         "logging": {"access": {"enabled": False}},
+        "metrics": {"enabled": False},
         "runner_connection": {"max_requests": 2**31 - 1, "max_age": 1e9},
     }
 

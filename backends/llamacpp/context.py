@@ -68,6 +68,7 @@ class Context:
                 f"No context of {config.num_cells} tokens could be made for the model{reason}"
             )
         self.config = config
+        self._has_pending_copies = False
         self._memory = lib.llama_get_memory(self.handle)
         self._num_vocab_tokens = model.num_vocab_tokens
         self._batch = Batch(lib, config.n_batch)
@@ -77,13 +78,17 @@ class Context:
         return bool(self._lib.llama_memory_seq_rm(self._memory, slot_id, length, -1))
 
     def copy(self, source_id: int, target_id: int, length: int) -> bool:
-        """As `slots.KvMemory.copy`. Between streams llama.cpp copies whole buffers only, so the rest is cut after."""
+        """As `slots.KvMemory.copy`. Between streams llama.cpp copies whole buffers only; the rest is cut after."""
         self._lib.llama_memory_seq_cp(self._memory, source_id, target_id, -1, -1)
+        self._has_pending_copies = not self.config.kv_unified
         return bool(self._lib.llama_memory_seq_rm(self._memory, target_id, length, -1))
 
     def take_over(self, other: Context, slot_id: int) -> bool:
         """Copy what a slot of another context holds into the same slot here. Both must be split or both unified.
-        False: it could not be copied, and the slot is empty here."""
+        False: it could not be copied, and the slot is empty here. So it is while the other has copies to make:
+        llama.cpp makes them with its next pass, and until then a slot may hold another's content."""
+        if other._has_pending_copies:
+            return False
         size = int(self._lib.llama_state_seq_get_size(other.handle, slot_id))
         buffer = (ctypes.c_uint8 * size)()
         written = int(self._lib.llama_state_seq_get_data(other.handle, buffer, size, slot_id))
@@ -104,6 +109,7 @@ class Context:
         Raises: NoRoomInCache; BackendFailed for anything else llama.cpp reports.
         """
         code = int(self._lib.llama_decode(self.handle, self._batch.struct()))
+        self._has_pending_copies = False
         if code == 1:
             raise NoRoomInCache
         if code != 0:

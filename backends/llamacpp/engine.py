@@ -100,6 +100,12 @@ class Sequence:
         )
         self.sampler = Sampler(job.params, model, seed=job.seed + i, prompt=prompt)
 
+    @property
+    def slot_id(self) -> int:
+        """Of the slot it runs in; only a running sequence has one."""
+        assert self.slot is not None
+        return self.slot.id
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
@@ -315,11 +321,12 @@ class Engine:
                 self._end_job(job, error)
             self._slots.forget_all()
             return
-        is_exact = self._context.batch.num_tokens > 1
+        alone = self._slots_alone(parts)
         for sequence, count in parts:
             slot = sequence.slot
             assert slot is not None
             done = len(slot.tokens)
+            is_exact = count > 1 or slot.id not in alone
             self._slots.extend(slot, sequence.tokens[done : done + count], exact=is_exact)
         self._sample(
             [s for s, _ in parts if s.slot is not None and len(s.slot.tokens) == len(s.tokens)], rows
@@ -379,8 +386,27 @@ class Engine:
             if count > 0:
                 parts.append((sequence, count))
                 budget -= count
-        _leave_no_single_row(parts)
+        parts.sort(key=lambda part: part[0].slot_id)
+        for run in self._runs(parts):
+            _leave_no_single_row(parts, run)
         return parts
+
+    def _runs(self, parts: list[tuple[Sequence, int]]) -> list[range]:
+        """Indexes of the parts that one pass of llama.cpp can take together: all of them with a unified cache, else
+        neighbouring slots, in the order of their ids."""
+        if self._context.config.kv_unified:
+            return [range(len(parts))]
+        runs: list[range] = []
+        start = 0
+        for i in range(1, len(parts) + 1):
+            if i == len(parts) or parts[i][0].slot_id != parts[i - 1][0].slot_id + 1:
+                runs.append(range(start, i))
+                start = i
+        return runs
+
+    def _slots_alone(self, parts: list[tuple[Sequence, int]]) -> frozenset[int]:
+        """Slots whose sequence was a pass of its own in this step."""
+        return frozenset(parts[run[0]][0].slot_id for run in self._runs(parts) if len(run) == 1)
 
     def _make_sequences_fit(self) -> None:
         """Let the cache grow when a sequence is about to need more than a slot has: twice the size until it fits, with
@@ -520,12 +546,12 @@ class Engine:
         self._deliver(deliveries)
 
 
-def _leave_no_single_row(parts: list[tuple[Sequence, int]]) -> None:
-    """llama.cpp cuts a batch into passes of equally many tokens per sequence. Where the longest part is one token
-    longer than all others, that token would be a pass of one row, and not exact; it goes into the next step."""
-    if len(parts) < 2:
+def _leave_no_single_row(parts: list[tuple[Sequence, int]], run: range) -> None:
+    """llama.cpp cuts a run into passes of equally many tokens per sequence. Where the longest part is one token longer
+    than all others, that token would be a pass of one row, and not exact; it goes into the next step."""
+    if len(run) < 2:
         return
-    longest = max(range(len(parts)), key=lambda i: parts[i][1])
+    longest = max(run, key=lambda i: parts[i][1])
     sequence, count = parts[longest]
-    if count - max(other for i, (_, other) in enumerate(parts) if i != longest) == 1:
+    if count - max(parts[i][1] for i in run if i != longest) == 1:
         parts[longest] = (sequence, count - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import threading
@@ -120,6 +121,9 @@ class LlamaCppLoader(ModelLoader):
             report(LoadProgress("loading", int(fraction * size), size))
             return not stopped.is_set()
 
+        llama()
+        # Importing the engine made many objects that stay for good; a full collection over them holds up a step.
+        gc.freeze()
         model = GgufModel(path, n_gpu_layers=self._options.n_gpu_layers, on_progress=on_fraction)
         try:
             return self._start(card, header, model, loop)

@@ -19,6 +19,9 @@ from typing import Protocol
 NUM_RECOMPUTED = 2
 """Tokens at the end of a prompt that are computed even when all of it is cached."""
 
+MIN_RESCUED_TOKENS = 64
+"""A cached conversation shorter than this is computed again rather than moved out of the way."""
+
 
 class KvMemory(Protocol):
     """What the bookkeeping asks of the engine's memory. Positions are token indexes from 0."""
@@ -98,51 +101,86 @@ class SlotTable:
         """
         best: Slot | None = None
         length = 0
-        limit = len(tokens) - NUM_RECOMPUTED
         for slot in self.slots:
-            held = slot.num_exact if exact else len(slot.tokens)
-            if held > length and limit > length:
-                shared = min(common_prefix_length(slot.tokens, tokens), limit, held)
+            if len(slot.tokens) > length:
+                shared = self._shared(slot, tokens, exact=exact)
                 if shared > length:
                     best, length = slot, shared
         return best, length
 
+    @staticmethod
+    def _shared(slot: Slot, tokens: Sequence[int], *, exact: bool) -> int:
+        held = slot.num_exact if exact else len(slot.tokens)
+        return max(0, min(common_prefix_length(slot.tokens, tokens), len(tokens) - NUM_RECOMPUTED, held))
+
     def claim(self, tokens: Sequence[int], *, exact: bool) -> tuple[Slot, int]:
         """Take a free slot for a sequence that begins with `tokens`; give the slot and how many of them it holds now.
 
-        1. A free slot that holds the longest prefix is taken as it is, unless that would destroy a much longer
-           conversation while another slot is free.
-        2. Otherwise the least recently used free slot is emptied, and the prefix is copied into it when it is long
-           enough to pay.
+        1. With split streams: the free slot that leaves the busy ones in the fewest runs of neighbouring ids. One
+           pass of llama.cpp takes neighbours only, so eight sequences in every other slot would be eight passes.
+        2. Of equals, the one that holds the longest prefix, unless most of what it holds would be lost; else the least
+           recently used.
+        3. Another's conversation that lies there moves to an older idle slot, if there is one.
+        4. The prefix the slot happens to hold stays when another's is not much longer (prompts of one template all
+           begin alike); else the longest is copied into it.
 
         There must be a free slot.
         """
         free = [slot for slot in self.slots if not slot.is_busy]
         source, length = self.longest_prefix(tokens, exact=exact)
-        oldest = min(free, key=lambda slot: (bool(slot.tokens), slot.last_used))
-        target = oldest
-        if source is not None and not source.is_busy:
-            spoils_other = length * 2 < len(source.tokens) and oldest is not source
-            if not spoils_other or length < self._min_copied_tokens:
-                target = source if not spoils_other else oldest
-        if target is source:
-            length = self._truncate(target, length)
-        elif source is not None and length >= self._min_copied_tokens:
-            self._forget(target)
-            if self._memory.copy(source.id, target.id, length):
-                target.tokens = source.tokens[:length]
-                target.num_exact = min(source.num_exact, length)
-                if self._is_unified:
-                    target.cells = source.cells[:length]
-                    self._owners.update(target.cells)
-            else:
-                self._memory.truncate(target.id, length := 0)
+        extends_source = source is not None and not source.is_busy and length * 2 >= len(source.tokens)
+
+        def rank(slot: Slot) -> tuple[int, bool, bool, int]:
+            return (
+                self._added_runs(slot),
+                not (extends_source and slot is source),
+                bool(slot.tokens),
+                slot.last_used,
+            )
+
+        seat = min(free, key=rank)
+        own = length if seat is source else self._shared(seat, tokens, exact=exact)
+        self._rescue(seat, own, [slot for slot in free if slot is not seat and slot is not source])
+        if source is None or seat is source or length - own < self._min_copied_tokens:
+            length = self._truncate(seat, own)
         else:
-            self._forget(target)
-            length = 0
-        target.is_busy = True
-        self.touch(target)
-        return target, length
+            self._forget(seat)
+            if not self._copy(source, seat, length):
+                length = 0
+            elif extends_source:
+                # The seat will hold all this and more: of the idle slots, that one is missed least.
+                source.last_used = 0
+        seat.is_busy = True
+        self.touch(seat)
+        return seat, length
+
+    def _added_runs(self, slot: Slot) -> int:
+        if self._is_unified:
+            return 0
+        neighbours = (slot.id - 1, slot.id + 1)
+        return 1 - sum(0 <= i < len(self.slots) and self.slots[i].is_busy for i in neighbours)
+
+    def _rescue(self, seat: Slot, num_kept: int, idle: list[Slot]) -> None:
+        """Move what the seat holds beyond `num_kept` tokens to the slot among `idle` that is missed least."""
+        if self._is_unified or len(seat.tokens) - num_kept < MIN_RESCUED_TOKENS:
+            return
+        older = [slot for slot in idle if not slot.tokens or slot.last_used < seat.last_used]
+        if older:
+            refuge = min(older, key=lambda slot: (bool(slot.tokens), slot.last_used))
+            self._forget(refuge)
+            if self._copy(seat, refuge, len(seat.tokens)):
+                refuge.last_used = seat.last_used
+
+    def _copy(self, source: Slot, target: Slot, length: int) -> bool:
+        if not self._memory.copy(source.id, target.id, length):
+            self._memory.truncate(target.id, 0)
+            return False
+        target.tokens = source.tokens[:length]
+        target.num_exact = min(source.num_exact, length)
+        if self._is_unified:
+            target.cells = source.cells[:length]
+            self._owners.update(target.cells)
+        return True
 
     def extend(self, slot: Slot, tokens: Iterable[int], *, exact: bool) -> None:
         """Record that these tokens were computed at the end of the slot."""

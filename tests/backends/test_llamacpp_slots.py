@@ -449,3 +449,36 @@ TestSlotsInAnyOrder = Slots.TestCase
 TestSlotsInAnyOrder.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+
+
+def running(table: SlotTable) -> list[int]:
+    return [slot.id for slot in table.slots if slot.is_busy]
+
+
+def test_sequences_that_come_and_go_stay_side_by_side() -> None:
+    table = a_table(FakeMemory(), num_slots=8, num_cells=800, is_unified=False, min_copied_tokens=4)
+    slots = [table.claim([i] * 10, exact=False)[0] for i in range(4)]
+
+    table.release(slots[1])
+    table.claim([9] * 10, exact=False)
+
+    assert running(table) == [0, 1, 2, 3]
+
+
+def test_a_conversation_in_the_way_moves_to_an_idle_slot() -> None:
+    memory = FakeMemory()
+    table = a_table(memory, num_slots=4, num_cells=800, is_unified=False, min_copied_tokens=4)
+    conversation = list(range(100))
+    slots = [table.claim(tokens, exact=False)[0] for tokens in ([1] * 10, conversation, [2] * 10)]
+    for slot, tokens in zip(slots, ([1] * 10, conversation, [2] * 10), strict=True):
+        memory.compute(slot.id, tokens)
+        table.extend(slot, tokens, exact=False)
+    table.release(slots[1])
+
+    taken, _ = table.claim([7] * 10, exact=False)
+    kept, reused = table.longest_prefix([*conversation, 5, 5], exact=False)
+
+    assert taken is slots[1]
+    assert kept is not None
+    assert kept is not taken
+    assert reused == len(conversation)
