@@ -3,7 +3,7 @@
 A slot is a llama.cpp sequence id. Part of what it holds is *exact*: computed so that computing it again gives the same
 bits. llama.cpp's CPU kernels give a token the same values whatever else is in the batch, unless it is the only row: a
 single decoding sequence takes another kernel. A request that must give the same text whether or not its prefix was
-cached reuses exact tokens only (docs/decisions/0006-same-text-from-a-cached-prefix.md).
+cached reuses exact tokens only (docs/decisions/same-text-from-a-cached-prefix.md).
 
 What a finished sequence left in its slot stays as prefix cache until the place is
 needed. With a unified cache all slots draw from one pool of cells and a shared prefix occupies its cells once; with
