@@ -6,6 +6,7 @@ Only the process that is about to serve checks: a build, a worker or a test's im
 from __future__ import annotations
 
 import importlib.util
+import ipaddress
 import os
 import shutil
 import socket
@@ -34,6 +35,24 @@ def check_can_serve(
             raise SettingsError(
                 f"the backend {kind!r} needs the package {package!r}; install requirements/{kind}.txt"
             )
+
+
+def check_runner_is_guarded(settings: Settings, bento: str, host: str) -> None:
+    """Raises: SettingsError when a runner (`bentoml serve service:LlamaCppRunner`) would listen to other machines
+    without a token: it would run anything for anybody."""
+    is_runner = bento.rpartition(":")[2].endswith("Runner")
+    if is_runner and settings.runner_token is None and not is_loopback(host):
+        raise SettingsError(
+            f"a runner that listens on {host} needs LLM_RUNNER_TOKEN; set it, or use --host 127.0.0.1"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def check_port_is_free(host: str, port: int) -> None:

@@ -31,7 +31,13 @@ from models.catalogue import Catalogue, CatalogueError
 from openai_compat.access_log import open_access_log
 from openai_compat.app import create_app
 from openai_compat.config import WireConfig
-from preflight import check_can_serve, check_port_is_free, instance_dir, make_instance_dir
+from preflight import (
+    check_can_serve,
+    check_port_is_free,
+    check_runner_is_guarded,
+    instance_dir,
+    make_instance_dir,
+)
 from settings import Args, SettingsError, load_settings
 
 PORT: Final = 14011
@@ -64,8 +70,9 @@ try:
     host = "0.0.0.0" if is_open else "127.0.0.1"  # noqa: S104
     if (_command := _serve_command()) is not None:
         check_can_serve(settings, args, kinds, LOCAL_KINDS)
-        _port = _command.params.get("port")
-        check_port_is_free(_command.params.get("host") or host, _port if _port else PORT)
+        _host, _port = _command.params.get("host") or host, _command.params.get("port") or PORT
+        check_runner_is_guarded(settings, str(_command.params.get("bento", "")), _host)
+        check_port_is_free(_host, _port)
         atexit.register(partial(shutil.rmtree, make_instance_dir(os.getpid()), ignore_errors=True))
 except (SettingsError, CatalogueError) as _error:
     _stop(str(_error))
@@ -75,6 +82,7 @@ os.environ["FORWARDED_ALLOW_IPS"] = ""
 _instance_dir = instance_dir(os.getpid() if _serve_command() else os.getppid())
 _shared_dir = _instance_dir if _instance_dir.is_dir() else None
 _runner_token = settings.runner_token.get_secret_value() if settings.runner_token else None
+_runner_http = {"port": PORT, "host": "0.0.0.0" if _runner_token else "127.0.0.1"}  # noqa: S104
 
 
 def _settle() -> None:
@@ -109,7 +117,7 @@ llamacpp_app = create_runner_app(_llamacpp, token=_runner_token)
 fake_app = create_runner_app(partial(create_backend, "fake", catalogue=catalogue), token=_runner_token)
 
 
-@bentoml.service(name="LlamaCppRunner", **args.llamacpp.bento())
+@bentoml.service(name="LlamaCppRunner", http=_runner_http, **args.llamacpp.bento())
 @bentoml.asgi_app(llamacpp_app, path="/")
 class LlamaCppRunner:
     """The process that owns the llama.cpp models and their engine threads."""
@@ -120,7 +128,7 @@ class LlamaCppRunner:
         _settle()
 
 
-@bentoml.service(name="FakeRunner", **args.fake.bento())
+@bentoml.service(name="FakeRunner", http=_runner_http, **args.fake.bento())
 @bentoml.asgi_app(fake_app, path="/")
 class FakeRunner:
     """The deterministic backend in a process of its own, for tests and load tests of everything around an engine."""
