@@ -55,7 +55,6 @@ class Job:
     cached_tokens: int = 0
     completion_tokens: int = 0
     num_unfinished: int = 0
-    num_unstarted: int = 0
     is_over: bool = False
     events: list[Event] = field(default_factory=list)
     """What this step brought; handed over at its end."""
@@ -74,7 +73,6 @@ class Sequence:
 
     __slots__ = (
         "counts_cache",
-        "has_started",
         "index",
         "job",
         "max_tokens",
@@ -93,7 +91,6 @@ class Sequence:
         self.num_prompt = len(prompt)
         self.max_tokens = job.params.max_tokens
         self.slot: Slot | None = None
-        self.has_started = False
         self.counts_cache = i == 0
         self.output = ChoiceOutput(
             self.index, job.params.stop, echo=job.echoes[prompt_index], min_tokens=job.params.min_tokens
@@ -227,7 +224,7 @@ class Engine:
             for prompt_index in range(len(job.prompts))
             for i in range(job.n)
         ]
-        job.num_unfinished = job.num_unstarted = len(sequences)
+        job.num_unfinished = len(sequences)
         self._waiting.extend(sequences)
 
     def _end_job(self, job: Job, error: ServiceError) -> None:
@@ -290,8 +287,6 @@ class Engine:
     def _start(self, sequence: Sequence) -> None:
         job = sequence.job
         slot, reused = self._slots.claim(sequence.tokens, exact=job.must_repeat)
-        job.num_unstarted -= not sequence.has_started
-        sequence.has_started = True
         sequence.slot = slot
         self._running.append(sequence)
         if sequence.counts_cache:
@@ -321,13 +316,11 @@ class Engine:
                 self._end_job(job, error)
             self._slots.forget_all()
             return
-        alone = self._slots_alone(parts)
         for sequence, count in parts:
             slot = sequence.slot
             assert slot is not None
             done = len(slot.tokens)
-            is_exact = count > 1 or slot.id not in alone
-            self._slots.extend(slot, sequence.tokens[done : done + count], exact=is_exact)
+            self._slots.extend(slot, sequence.tokens[done : done + count], exact=count > 1)
         self._sample(
             [s for s, _ in parts if s.slot is not None and len(s.slot.tokens) == len(s.tokens)], rows
         )
@@ -348,9 +341,7 @@ class Engine:
                 assert sequence.slot is not None
                 pending = len(sequence.tokens) - len(sequence.slot.tokens)
                 (decoding if pending == 1 else prefilling).append(sequence)
-            parts = self._parts(decoding, prefilling, hold_back=True) or self._parts(
-                decoding, prefilling, hold_back=False
-            )
+            parts = self._parts(decoding, prefilling)
             if self._slots.evict_idle_for(sum(count for _, count in parts)) or not self._preempt_youngest():
                 break
         batch.clear()
@@ -366,47 +357,26 @@ class Engine:
             )
         return parts
 
-    def _parts(
-        self, decoding: list[Sequence], prefilling: list[Sequence], *, hold_back: bool
-    ) -> list[tuple[Sequence, int]]:
-        """What a step computes, before cells are looked at. `hold_back`: the choices of one request take their last
-        step into the answer together, so that their batches look the same whether or not the prompt was cached; one
-        that is ahead waits there while a slot is free for the others."""
+    def _parts(self, decoding: list[Sequence], prefilling: list[Sequence]) -> list[tuple[Sequence, int]]:
+        """What a step computes, before cells are looked at."""
         budget = self._context.batch.capacity - len(decoding)
         if decoding:
             budget = min(budget, self._config.prefill_chunk_tokens)
-        hold_back = hold_back and self._slots.has_free_slot
+        whole = budget
         parts = [(sequence, 1) for sequence in decoding]
         for sequence in prefilling:
             assert sequence.slot is not None
             pending = len(sequence.tokens) - len(sequence.slot.tokens)
-            if hold_back and sequence.job.num_unstarted:
-                pending -= NUM_RECOMPUTED
             count = min(budget, pending)
+            if pending - count == 1 and count > 2:
+                # The rest would be one token, and a pass of one token is not exact.
+                count -= 1
+            if count == 1 < pending and budget < whole:
+                continue
             if count > 0:
                 parts.append((sequence, count))
                 budget -= count
-        parts.sort(key=lambda part: part[0].slot_id)
-        for run in self._runs(parts):
-            _leave_no_single_row(parts, run)
-        return parts
-
-    def _runs(self, parts: list[tuple[Sequence, int]]) -> list[range]:
-        """Indexes of the parts that one pass of llama.cpp can take together: all of them with a unified cache, else
-        neighbouring slots, in the order of their ids."""
-        if self._context.config.kv_unified:
-            return [range(len(parts))]
-        runs: list[range] = []
-        start = 0
-        for i in range(1, len(parts) + 1):
-            if i == len(parts) or parts[i][0].slot_id != parts[i - 1][0].slot_id + 1:
-                runs.append(range(start, i))
-                start = i
-        return runs
-
-    def _slots_alone(self, parts: list[tuple[Sequence, int]]) -> frozenset[int]:
-        """Slots whose sequence was a pass of its own in this step."""
-        return frozenset(parts[run[0]][0].slot_id for run in self._runs(parts) if len(run) == 1)
+        return parts if self._context.config.kv_unified else _in_passes(parts)
 
     def _make_sequences_fit(self) -> None:
         """Let the cache grow when a sequence is about to need more than a slot has: twice the size until it fits, with
@@ -546,12 +516,24 @@ class Engine:
         self._deliver(deliveries)
 
 
-def _leave_no_single_row(parts: list[tuple[Sequence, int]], run: range) -> None:
-    """llama.cpp cuts a run into passes of equally many tokens per sequence. Where the longest part is one token longer
-    than all others, that token would be a pass of one row, and not exact; it goes into the next step."""
-    if len(run) < 2:
-        return
-    longest = max(run, key=lambda i: parts[i][1])
-    sequence, count = parts[longest]
-    if count - max(parts[i][1] for i in run if i != longest) == 1:
-        parts[longest] = (sequence, count - 1)
+def _in_passes(parts: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
+    """The parts in the order in which llama.cpp makes the passes that are wanted of them.
+
+    With cells per slot one pass takes sequences whose slot ids follow each other, as far as they do in the batch, and
+    equally many tokens of each. Decoding neighbours shall go together, and every piece of a prompt alone: beside a
+    decoding sequence its first token would be a piece of one, which another attention kernel computes, and it would
+    not be exact. So runs of decoding neighbours and single pieces are put in falling order: none follows its
+    predecessor's id.
+    """
+    groups: list[list[tuple[Sequence, int]]] = []
+    for part in sorted(parts, key=lambda part: part[0].slot_id):
+        previous = groups[-1][-1] if groups else None
+        if (
+            previous is not None
+            and part[1] == previous[1] == 1
+            and part[0].slot_id == previous[0].slot_id + 1
+        ):
+            groups[-1].append(part)
+        else:
+            groups.append([part])
+    return [part for group in reversed(groups) for part in group]

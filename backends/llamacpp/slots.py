@@ -1,9 +1,9 @@
 """Which sequence's tokens lie where in the KV cache, and what of them a new prompt can reuse. No engine in here.
 
 A slot is a llama.cpp sequence id. Part of what it holds is *exact*: computed so that computing it again gives the same
-bits. llama.cpp's CPU kernels give a token the same values whatever else is in the batch, unless it is the only row: a
-single decoding sequence takes another kernel. A request that must give the same text whether or not its prefix was
-cached reuses exact tokens only (docs/decisions/same-text-from-a-cached-prefix.md).
+bits. llama.cpp's CPU kernels give a token the same values whatever else is in the batch, unless it is the only one of
+its sequence in a pass: then another attention kernel takes it. A request that must give the same text whether or not
+its prefix was cached reuses exact tokens only (docs/decisions/same-text-from-a-cached-prefix.md).
 
 What a finished sequence left in its slot stays as prefix cache until the place is
 needed. With a unified cache all slots draw from one pool of cells and a shared prefix occupies its cells once; with
@@ -96,8 +96,8 @@ class SlotTable:
     def longest_prefix(self, tokens: Sequence[int], *, exact: bool) -> tuple[Slot | None, int]:
         """The slot, busy or not, that holds most of the beginning of `tokens`, and how much of it may be reused.
 
-        The last two tokens never count: the last must be computed, or there would be no logits, and alone it would
-        not be computed exactly.
+        The last two tokens never count: the last must be computed, or there would be no logits, and alone it would not
+        be computed exactly.
         """
         best: Slot | None = None
         length = 0

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
-from collections.abc import AsyncIterator
+import random
+import warnings
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from backends.llamacpp.context import ContextConfig
+from backends.llamacpp.engine import EngineConfig
+from backends.llamacpp.loaded import LlamaCppModel
 from backends.llamacpp.loader import LlamaCppLoader, LlamaCppOptions
+from backends.llamacpp.model import GgufModel
+from backends.llamacpp.template import compile_template
 from backends.pool import PooledBackend
+from backends.types import TokenPrompt
 from models.catalogue import Catalogue
 
 MODEL = "smollm2-135m-instruct"
@@ -38,3 +47,48 @@ async def a_backend(**options: Any) -> AsyncIterator[PooledBackend]:
         yield backend
     finally:
         await backend.aclose()
+
+
+@asynccontextmanager
+async def a_model(
+    *,
+    num_slots: int = 4,
+    n_ctx: int = 512,
+    n_batch: int = 64,
+    prefill_chunk_tokens: int = 32,
+    kv_unified: bool = False,
+    initial_tokens: int = 1 << 20,
+    spare_bytes: Callable[[], int] = lambda: 1 << 40,
+) -> AsyncIterator[LlamaCppModel]:
+    """The model with an engine of its own, without a pool. By default its cache has its full size at once."""
+    weights = GgufModel(gguf())
+    context = ContextConfig(
+        tokens_per_sequence=n_ctx,
+        num_slots=num_slots,
+        n_batch=n_batch,
+        n_threads=1,
+        n_threads_batch=1,
+        kv_unified=kv_unified,
+        flash_attention=False,
+    )
+    config = EngineConfig(
+        context=context,
+        prefill_chunk_tokens=prefill_chunk_tokens,
+        context_length=n_ctx,
+        cell_bytes=23_040,
+        initial_tokens=initial_tokens,
+        spare_bytes=spare_bytes,
+    )
+    template = compile_template(weights.chat_template(), bos_token="", eos_token="", warn=warnings.warn)
+    loop = asyncio.get_running_loop()
+    model = LlamaCppModel(MODEL, weights, template, config, memory_bytes=0, loop=loop)
+    try:
+        yield model
+    finally:
+        await model.aclose()
+
+
+def prose(num_tokens: int, *, seed: int = 0) -> TokenPrompt:
+    """A prompt of exactly so many tokens; those of different seeds share no beginning."""
+    randomness = random.Random(seed)
+    return TokenPrompt(token_ids=[randomness.randrange(300, 40_000) for _ in range(num_tokens)])
