@@ -392,8 +392,8 @@ class LlamaCppArgs(BackendArgs):
     prefill_chunk_tokens: _Int = _knob(96, "a whole number >= 1", unit="tokens", ge=1)
     """Prompt tokens beside decoding sequences in one step: more is a sooner first token, less is steadier
     output."""
-    n_batch: _Int = _knob(256, "a whole number >= 16", unit="tokens", ge=16)
-    """Tokens in one step."""
+    n_batch: _Int = _knob(128, "a whole number >= 16", unit="tokens", ge=16)
+    """Tokens in one step. A request that is aborted waits for the step in hand."""
     n_threads: _Int | None = _knob(None, "a whole number >= 1", unit="threads", ge=1)
     """Threads that decode; null takes the physical cores."""
     n_threads_batch: _Int | None = _knob(None, "a whole number >= 1", unit="threads", ge=1)

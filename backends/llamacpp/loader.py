@@ -45,7 +45,7 @@ class LlamaCppOptions:
     num_slots: int = 16
     n_ctx: int = 8192
     """Most tokens of one sequence, as far as the model was trained for them."""
-    n_batch: int = 256
+    n_batch: int = 128
     prefill_chunk_tokens: int = 96
     n_threads: int | None = None
     n_threads_batch: int | None = None
