@@ -17,6 +17,7 @@ import pytest
 
 from backends.base import Backend
 from backends.errors import BackendError, BackendFailed, ContextLengthExceeded, InvalidParameter
+from backends.loader import LoadedModel
 from backends.types import (
     ChatPrompt,
     ChoiceFinished,
@@ -62,8 +63,10 @@ def endless(model: str, **fields: Any) -> GenerationRequest:
     return request(model, **{"max_tokens": None, "ignore_eos": True, "stream": True, **fields})
 
 
-async def events_of(backend: Backend, wanted: GenerationRequest) -> list[Event]:
-    async with asyncio.timeout(PATIENCE_S), aclosing(backend.generate(wanted)) as batches:
+async def events_of(
+    backend: Backend | LoadedModel, wanted: GenerationRequest, *, patience_s: float = PATIENCE_S
+) -> list[Event]:
+    async with asyncio.timeout(patience_s), aclosing(backend.generate(wanted)) as batches:
         return [event async for batch in batches for event in batch]
 
 
