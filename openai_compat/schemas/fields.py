@@ -23,6 +23,12 @@ class Kind(ABC):
     @abstractmethod
     def check(self, value: Any, loc: Loc, problems: Problems) -> Any: ...
 
+    def check_all(self, values: list[Any]) -> list[Any] | None:
+        """All values checked at once, None where one of them may not pass. For kinds of which a body may hold millions:
+        `check` takes a microsecond for each, and nobody else is served meanwhile."""
+        del values
+        return None
+
     @property
     @abstractmethod
     def schema(self) -> Schema:
@@ -91,6 +97,7 @@ class Integer(Number):
 
     def __init__(self, low: int, high: int) -> None:
         super().__init__(low, high)
+        self._least = low
 
     @override
     def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
@@ -104,6 +111,18 @@ class Integer(Number):
         if abs(value) > 2**53:  # above this a float has lost digits: it is not the number the caller wrote
             return problems.add("int_from_float", loc, "Input should be written as an integer", value)
         return int(value)
+
+    @override
+    def check_all(self, values: list[Any]) -> list[Any] | None:
+        kinds = set(map(type, values))
+        if not kinds or not kinds <= {int, float} or self.high > 2**53:
+            return None
+        try:
+            checked = values if kinds == {int} else list(map(int, values))
+        except (ValueError, OverflowError):  # NaN, infinity
+            return None
+        whole = checked is values or checked == values
+        return checked if whole and min(checked) >= self._least and max(checked) <= self.high else None
 
     @property
     @override
@@ -173,9 +192,15 @@ class ListOf(Kind):
             return problems.add("list_type", loc, "Input should be a valid list", value)
         if not check_length(value, self.min_items, self.max_items, loc, problems):
             return INVALID
+        if (quickly := self.item.check_all(value)) is not None:
+            return quickly
         check = self.item.check
         before = problems.count
-        checked = [check(item, (*loc, index), problems) for index, item in enumerate(value)]
+        checked = []
+        for index, item in enumerate(value):
+            checked.append(check(item, (*loc, index), problems))
+            if problems.is_full:
+                break
         return INVALID if problems.count > before else checked
 
     @property

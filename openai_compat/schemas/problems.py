@@ -32,6 +32,11 @@ class Problems:
             self.entries.append({"type": kind, "loc": ["body", *loc], "msg": msg, "input": value})
         return INVALID
 
+    @property
+    def is_full(self) -> bool:
+        """No further problem will be told; a loop over the caller's items may stop here."""
+        return self.count > MAX_ENTRIES
+
     def raise_if_any(self) -> None:
         """Raises: ValidationFailed with the entries noted so far."""
         if self.entries:

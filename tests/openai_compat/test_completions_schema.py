@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from openai_compat.errors import ValidationFailed
 from openai_compat.schemas.completions import COMPLETIONS, CompletionRequest, read_completion
+from openai_compat.schemas.fields import TOKEN_ID, Integer, ListOf
+from openai_compat.schemas.problems import INVALID, Problems
 
 
 def read(**fields: Any) -> CompletionRequest:
@@ -111,3 +115,40 @@ def test_logprobs_is_a_number_of_alternatives(value: Any, kind: str) -> None:
 
 def test_logprobs_of_zero_is_not_off() -> None:
     assert read(logprobs=0).sampling == {"logprobs": 0}
+
+
+ODD_NUMBERS = st.one_of(
+    st.integers(-2, 2**31 + 2),
+    st.floats(allow_nan=True),
+    st.integers(0, 9).map(float),
+    st.booleans(),
+    st.text(max_size=2),
+)
+
+
+@given(st.one_of(st.lists(st.integers(0, 2**31 - 1)), st.lists(ODD_NUMBERS, max_size=6)))
+def test_a_list_of_token_ids_is_judged_as_its_items_are(values: list[Any]) -> None:
+    problems = Problems()
+    items = [TOKEN_ID.check(value, (i,), problems) for i, value in enumerate(values)]
+    told = Problems()
+    whole = ListOf(TOKEN_ID, max_items=100).check(values, (), told)
+
+    assert (whole is INVALID) == bool(problems.entries)
+    assert told.entries == problems.entries
+    assert whole is INVALID or (whole == items and {*map(type, whole)} <= {int})
+
+
+@pytest.mark.parametrize("number", [1, 1.0])
+def test_long_prompts_of_token_ids_are_not_checked_one_by_one(
+    number: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Integer, "check", lambda *_: pytest.fail("one id was checked"))
+
+    assert read(prompt=[[number] * 1000] * 2).prompts == [[1] * 1000] * 2
+
+
+def test_a_list_of_wrong_items_is_not_read_to_its_end() -> None:
+    problems = Problems()
+    ListOf(TOKEN_ID, max_items=1000).check(["?"] * 1000, (), problems)
+
+    assert problems.count < 20
