@@ -76,33 +76,44 @@ def encode_frame(kind: int, content: object) -> bytes:
 class FrameSplitter:
     """Cuts a byte stream into frames, however it was chunked. A frame comes out whole or not at all."""
 
-    __slots__ = ("_rest",)
+    __slots__ = ("_missing", "_parts")
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._parts: list[bytes] = []
+        self._missing = 0
+        """Bytes until there is something to look at; a long frame's parts are put together once, not for each part."""
 
     @property
     def pending(self) -> bool:
         """Part of a frame has arrived and its end has not."""
-        return bool(self._rest)
+        return bool(self._parts)
 
     def feed(self, data: bytes) -> Iterator[tuple[int, memoryview]]:
         """The frames that are complete now: kind and msgpack.
 
         Raises: BackendFailed for bytes that are no frame of this wire.
         """
-        if self._rest:
-            data = self._rest + data
+        if self._parts:
+            self._parts.append(data)
+            self._missing -= len(data)
+            if self._missing > 0:
+                return
+            data = b"".join(self._parts)
+            self._parts.clear()
         view, at, end = memoryview(data), 0, len(data)
+        needed = _HEAD_BYTES
         while end - at >= _HEAD_BYTES:
             size = int.from_bytes(view[at + 1 : at + _HEAD_BYTES], "big")
             if size > MAX_FRAME_BYTES or view[at] not in (EVENTS, PROGRESS, RESULT, ERROR):
                 raise BackendFailed("The runner sent something that is not of this wire")
             if end - at - _HEAD_BYTES < size:
+                needed = _HEAD_BYTES + size
                 break
             yield view[at], view[at + _HEAD_BYTES : at + _HEAD_BYTES + size]
             at += _HEAD_BYTES + size
-        self._rest = data[at:]
+        if at < end:
+            self._parts.append(data[at:])
+            self._missing = needed - (end - at)
 
 
 def encode_error(error: Exception) -> bytes:

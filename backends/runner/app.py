@@ -187,15 +187,16 @@ class _Endpoint(Generic[T]):
 
 async def _read_body(receive: Receive) -> bytes | None:
     """The whole body, or its beginning where that is too long already; None if the client left meanwhile."""
-    body = b""
+    parts: list[bytes] = []
+    size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
-        part: bytes = message.get("body", b"")
-        body += part
-        if not message.get("more_body", False) or len(body) > MAX_BODY_BYTES:
-            return body
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if not message.get("more_body", False) or size > MAX_BODY_BYTES:
+            return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class _Exchange:
