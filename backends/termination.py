@@ -3,6 +3,9 @@
 uvicorn stops accepting connections on the first signal, so a client that comes during the drain would hang in the
 socket's backlog and then be reset. Here the signal first starts our own drain, while the server goes on answering
 (with refusals); when the drain is over, or a second signal comes, the server's own handler runs.
+
+Whoever signals every process of the service at once (systemd's stop does) makes it arrive twice: directly, and from
+the supervisor, which passes its own on. Those two are one wish to stop.
 """
 
 from __future__ import annotations
@@ -17,14 +20,18 @@ from typing import Any
 log = logging.getLogger("llm.termination")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SAME_WISH_S = 1.0
+"""The supervisor passes a signal on within some milliseconds; nobody loses patience that fast."""
 
 
 class Termination:
     """Puts `drain` in front of the handlers that are installed now. Call it from the main thread, inside the running
     loop, after the server has installed its own."""
 
-    def __init__(self, drain: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, drain: Callable[[], Awaitable[None]], *, same_wish_s: float = _SAME_WISH_S) -> None:
         self._drain = drain
+        self._same_wish_s = same_wish_s
+        self._begun_at = 0.0
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._previous: dict[int, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -37,8 +44,10 @@ class Termination:
 
     def _begin(self, number: int, frame: FrameType | None) -> None:
         if self._task is not None:
-            self._pass_on(number, frame)
+            if self._loop.time() - self._begun_at >= self._same_wish_s:
+                self._pass_on(number, frame)
             return
+        self._begun_at = self._loop.time()
         self._task = self._loop.create_task(self._drain_then_stop(number, frame))
 
     async def _drain_then_stop(self, number: int, frame: FrameType | None) -> None:
