@@ -1,10 +1,10 @@
 """`python -m models`: what this service would offer, and whether it can.
 
-    python -m models list   [--backend KIND] [--json]    every model, and the files that cannot be served,
-    with why python -m models show   NAME [--json]                one model's card and what its file says
-    python -m models pull   NAME [--backend KIND]        fetch it now instead of at its first request python
-    -m models verify [NAME ...] [--json]          files, headers and checksums; of all models by default
-    python -m models schema                              the catalogue file's JSON schema
+    list   [--backend KIND] [--json]     every model, and the files that cannot be served, with why
+    show   NAME [--json]                 one model's card and what its file says
+    pull   NAME [--backend KIND]         fetch it now instead of at its first request
+    verify [NAME ...] [--json]           files, headers and checksums; of all models by default
+    schema                               the catalogue file's JSON schema
 
 Reads the same LLM_... variables as the service. Exit code 0: all is well; 1: a model is unknown, unusable or
 out of reach; 2: wrong usage or settings; 130: interrupted."""

@@ -1,8 +1,8 @@
 """Who may run a completion now, who waits, who is refused.
 
     a slot is free, nobody waits   run
-    a place in the queue is free   wait at most `queue_timeout_s`; principals take turns, each in its own
-    order else                           Overloaded, at once
+    a place in the queue is free   wait at most `queue_timeout_s`; principals take turns
+    else                           Overloaded, at once
 
 One request takes one slot, whatever its `n`. The slots themselves are a `SlotStore`: a list in this process,
 or the locks that all gateway workers share (`shared_limits`). With shared slots the order among the waiting
