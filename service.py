@@ -31,6 +31,7 @@ from models.catalogue import Catalogue, CatalogueError
 from openai_compat.access_log import open_access_log
 from openai_compat.app import create_app
 from openai_compat.config import WireConfig
+from openai_compat.record import record_of
 from preflight import (
     check_can_serve,
     check_port_is_free,
@@ -203,6 +204,11 @@ class _Front:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_ours = scope["type"] == "http" and scope["path"] not in self.PROBES
         await (gateway_app if is_ours else self._parent)(scope, receive, send)
+        if is_ours and record_of(scope).status == 0:
+            # The client left before its answer began. BentoML's time-out would wait for a message for ten minutes, and
+            # the shutdown with it; the server drops what nobody can read.
+            await send({"type": "http.response.start", "status": 499, "headers": []})
+            await send({"type": "http.response.body"})
 
 
 @bentoml.service(

@@ -162,6 +162,7 @@ class _Endpoint(Generic[T]):
                 return
         body = await _read_body(receive)
         if body is None:
+            await exchange.leave()
             return
         if len(body) > MAX_BODY_BYTES:
             await exchange.refuse(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
@@ -178,6 +179,7 @@ class _Endpoint(Generic[T]):
             if not exchange.closed:
                 raise  # the server is stopping
             exchange.task.uncancel()
+            await exchange.leave()
         except Exception as error:
             await exchange.fail(error)
         finally:
@@ -267,6 +269,12 @@ class _Exchange:
         headers = [content_type, (b"content-length", b"%d" % len(body))]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
+
+    async def leave(self) -> None:
+        """Say something to whom has left, if nothing was said: BentoML's time-out around this app waits for the first
+        message, and the shutdown with it. The server drops it."""
+        if not self._started:
+            await self.whole(_TEXT, b"", 499)
 
     def end(self) -> None:
         """Nothing more will be sent."""

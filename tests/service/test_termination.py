@@ -109,3 +109,14 @@ def test_a_killed_runner_ends_streams_with_an_error_and_comes_back(start: Start)
     assert set(statuses[:-1]) <= {503}
     assert all(value and int(value) >= 1 for value in retry_after[:-1])
     assert httpx.get(f"{instance.base_url}/health", timeout=5).status_code == 200
+
+
+def test_clients_that_left_before_their_answer_do_not_hold_up_the_end(start: Start) -> None:
+    instance = start(**OPEN)
+    for _ in range(2):
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{instance.base_url}/v1/chat/completions", json=_body(4000, stream=False), timeout=1)
+
+    instance.process.send_signal(signal.SIGTERM)
+
+    assert instance.process.wait(20) == 0
