@@ -14,7 +14,7 @@ pytest.importorskip("numpy", reason="the engine is not installed")
 from backends.errors import BackendFailed, InvalidGrammar, InvalidParameter, UnsupportedParameter
 from backends.llamacpp.context import Context
 from backends.llamacpp.loaded import LlamaCppModel
-from backends.types import ChatPrompt, Event, Started, TextDelta, TextPrompt
+from backends.types import ChatPrompt, Event, Started, TextDelta, TextPrompt, TokenPrompt
 from tests.backends.contract import endings_of, events_of, finished_of, request, text_of, until
 from tests.backends.shipped_model import MODEL, a_model, prose
 
@@ -205,7 +205,6 @@ async def test_a_bug_in_the_loop_ends_requests_and_is_told_as_a_failure(monkeypa
 
 
 async def test_streams_go_on_while_a_long_prompt_is_read():
-    steps: list[tuple[float, int]] = []
     async with a_model(num_slots=3, n_ctx=1024, prefill_chunk_tokens=16) as model:
         streams = [model.generate(endless(request_id=f"s{i}")) for i in range(2)]
         for stream in streams:
@@ -216,7 +215,6 @@ async def test_streams_go_on_while_a_long_prompt_is_read():
         async def read(i: int) -> None:
             async for batch in streams[i]:
                 arrived[i] += sum(e.num_tokens for e in batch if isinstance(e, TextDelta))
-                steps.append((time.monotonic(), i))
 
         readers = [asyncio.create_task(read(i)) for i in range(2)]
         events = await long
@@ -326,8 +324,6 @@ async def test_an_empty_text_stands_for_the_beginning_of_one():
 async def test_an_echo_of_token_ids_shows_their_text():
     async with a_model() as model:
         ids = model._tokenize(TextPrompt(text="<|im_start|>海 and"))
-        from backends.types import TokenPrompt
-
         events = await events_of(model, request(MODEL, TokenPrompt(token_ids=ids), echo=True, max_tokens=1))
 
     assert text_of(events).startswith("<|im_start|>海 and")
