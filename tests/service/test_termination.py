@@ -120,3 +120,4 @@ def test_clients_that_left_before_their_answer_do_not_hold_up_the_end(start: Sta
     instance.process.send_signal(signal.SIGTERM)
 
     assert instance.process.wait(20) == 0
+    assert "timeout graceful shutdown exceeded" not in instance.log.read_text()
