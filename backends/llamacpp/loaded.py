@@ -6,10 +6,12 @@ import asyncio
 import ctypes
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, TypeVar
 
 from typing_extensions import override
 
+from backends import codec
 from backends.errors import (
     BackendFailed,
     ContextLengthExceeded,
@@ -35,8 +37,11 @@ from backends.types import (
     Usage,
 )
 
-_INLINE_CHARS = 4096
-"""Prompts up to this size are rendered and tokenised on the event loop (well under 1 ms); longer ones in a thread."""
+T = TypeVar("T")
+
+_INLINE_BYTES = 4096
+"""Requests whose prompts have up to this size together are rendered and tokenised on the event loop (well under 1 ms);
+larger ones in a thread."""
 
 
 class Inbox:
@@ -88,6 +93,7 @@ class LlamaCppModel(LoadedModel):
         self._loop = loop
         self._jobs: dict[str, set[Job]] = {}
         self._engine = Engine(model, config, self._deliver)
+        self._in_threads: set[asyncio.Future[Any]] = set()
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -110,8 +116,6 @@ class LlamaCppModel(LoadedModel):
         inbox = Inbox()
         job = await self._job(request, inbox)
         copies = request.n if job.n < request.n else 1
-        if self._closing is not None:
-            raise BackendFailed("The model was unloaded before the request was complete")
         self._jobs.setdefault(request.request_id, set()).add(job)
         self._engine.submit(job)
         is_over = False
@@ -136,22 +140,10 @@ class LlamaCppModel(LoadedModel):
         params = request.sampling
         check_token_ids(params, self._model.num_vocab_tokens)
         if params.grammar is not None:
-            await asyncio.to_thread(check_grammar, params.grammar, self._model)
+            await self._in_thread(check_grammar, params.grammar, self._model)
         if request.echo and params.logprobs is not None:
             raise UnsupportedParameter("logprobs: not available for an echoed prompt", param="logprobs")
-        prompts = [await self._tokens(prompt) for prompt in request.prompts]
-        for prompt, tokens in zip(request.prompts, prompts, strict=True):
-            param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
-            if not tokens:
-                raise InvalidParameter("prompt: it holds no token", param=param)
-            if len(tokens) >= self.context_length:
-                raise ContextLengthExceeded(
-                    prompt_tokens=len(tokens), context_length=self.context_length, param=param
-                )
-        echoes = [
-            self._echo(prompt, tokens) if request.echo else ""
-            for prompt, tokens in zip(request.prompts, prompts, strict=True)
-        ]
+        prompts, echoes = await self._read(request.prompts, self._read_request, request)
         is_greedy = params.temperature == 0
         return Job(
             params=params,
@@ -166,17 +158,44 @@ class LlamaCppModel(LoadedModel):
             receive=inbox.put,
         )
 
-    async def _tokens(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, ChatPrompt):
-            size = sum(len(str(message.get("content") or "")) for message in prompt.messages)
-            size += 64 * len(prompt.messages)
-        elif isinstance(prompt, TextPrompt):
-            size = len(prompt.text)
-        else:
-            size = 0
-        if size <= _INLINE_CHARS:
-            return self._tokenize(prompt)
-        return await asyncio.to_thread(self._tokenize, prompt)
+    async def _read(self, prompts: tuple[Prompt, ...], work: Callable[..., T], *args: object) -> T:
+        """`work(*args)`, which reads the prompts: here where they are short, in a thread where it would hold up the
+        streams of others. Their size in msgpack counts everything a template may print, tool calls included."""
+        if len(codec.encode_body(prompts)) > _INLINE_BYTES:
+            return await self._in_thread(work, *args)
+        self._check_open()
+        return work(*args)
+
+    async def _in_thread(self, work: Callable[..., T], *args: object) -> T:
+        """Like asyncio.to_thread, and `aclose` knows of it: the weights stay until the thread is done with them, also
+        when nobody waits for its result any more."""
+        self._check_open()
+        running: asyncio.Future[T] = asyncio.ensure_future(asyncio.to_thread(work, *args))
+        self._in_threads.add(running)
+        running.add_done_callback(self._in_threads.discard)
+        result = await asyncio.shield(running)
+        self._check_open()
+        return result
+
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise BackendFailed("The model was unloaded before the request was complete")
+
+    def _read_request(self, request: GenerationRequest) -> tuple[list[list[int]], list[str]]:
+        prompts: list[list[int]] = []
+        echoes: list[str] = []
+        for prompt in request.prompts:
+            tokens = self._tokenize(prompt)
+            param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+            if not tokens:
+                raise InvalidParameter("prompt: it holds no token", param=param)
+            if len(tokens) >= self.context_length:
+                raise ContextLengthExceeded(
+                    prompt_tokens=len(tokens), context_length=self.context_length, param=param
+                )
+            prompts.append(tokens)
+            echoes.append(self._echo(prompt, tokens) if request.echo else "")
+        return prompts, echoes
 
     def _tokenize(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, ChatPrompt):
@@ -187,7 +206,7 @@ class LlamaCppModel(LoadedModel):
             return self._model.tokenize_rendered(self._template.render(prompt))
         if isinstance(prompt, TextPrompt):
             return self._model.tokenize(prompt.text, add_special=True, parse_special=True) or self._bos()
-        for token in prompt.token_ids:
+        for token in (min(prompt.token_ids, default=0), max(prompt.token_ids, default=0)):
             if not 0 <= token < self._model.num_vocab_tokens:
                 raise InvalidParameter(
                     f"prompt: token id {token} is outside the model's vocabulary of "
@@ -213,13 +232,18 @@ class LlamaCppModel(LoadedModel):
 
     @override
     async def count_tokens(self, prompt: Prompt) -> int:
-        return len(await self._tokens(prompt))
+        return len(await self._read((prompt,), self._tokenize, prompt))
 
     @override
     async def aclose(self) -> None:
         if self._closing is None:
-            self._closing = asyncio.ensure_future(asyncio.to_thread(self._free))
+            self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        if self._in_threads:
+            await asyncio.wait(self._in_threads)
+        await asyncio.to_thread(self._free)
 
     def _free(self) -> None:
         self._engine.close()

@@ -23,7 +23,7 @@ from backends.llamacpp.model import GgufModel
 from backends.llamacpp.template import compile_template
 from backends.loader import LoadedModel, ModelLoader
 from backends.types import LoadProgress
-from models.errors import UnusableModel
+from models.errors import SourceUnavailable, UnusableModel
 from models.gguf import GgufHeader, read_header
 from models.sources import local_path, materialise
 
@@ -109,9 +109,12 @@ class LlamaCppLoader(ModelLoader):
         report: Callable[[LoadProgress], None],
         stopped: threading.Event,
     ) -> LlamaCppModel:
-        path = materialise(
-            card, self.kind, on_progress=lambda done, total: report(LoadProgress("fetching", done, total))
-        )
+        def on_bytes(done: int, total: int) -> None:
+            if stopped.is_set():
+                raise SourceUnavailable("The load was stopped")
+            report(LoadProgress("fetching", done, total))
+
+        path = materialise(card, self.kind, on_progress=on_bytes)
         header = read_header(path)
         if header.has_pooling:
             raise UnusableModel(f"The model {card.id!r} makes embeddings and cannot generate text")
