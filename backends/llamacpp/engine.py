@@ -83,7 +83,7 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, job: Job, prompt_index: int, i: int, model: GgufModel) -> None:
+    def __init__(self, job: Job, prompt_index: int, i: int) -> None:
         prompt = job.prompts[prompt_index]
         self.job = job
         self.index = prompt_index * job.n + i
@@ -95,7 +95,20 @@ class Sequence:
         self.output = ChoiceOutput(
             self.index, job.params.stop, echo=job.echoes[prompt_index], min_tokens=job.params.min_tokens
         )
-        self.sampler = Sampler(job.params, model, seed=job.seed + i, prompt=prompt)
+        self.sampler: Sampler | None = None
+        """Made when it starts: a thousand waiting choices would be a thousand parsed grammars and arrays of the
+        vocabulary's size, all made in one go before the next step."""
+
+    def make_sampler(self, model: GgufModel) -> None:
+        if self.sampler is None:
+            job = self.job
+            seed = job.seed + self.index % job.n
+            self.sampler = Sampler(job.params, model, seed=seed, prompt=self.tokens[: self.num_prompt])
+
+    def close(self) -> None:
+        """Free its sampler. Idempotent."""
+        if self.sampler is not None:
+            self.sampler.close()
 
     @property
     def slot_id(self) -> int:
@@ -146,6 +159,8 @@ class Engine:
         self._touched: list[Job] = []
         self.failure: str | None = None
         """Why the loop ended by itself; None while it runs."""
+        self._end_reason: str | None = None
+        """Set before the last look at the commands: whoever puts one later answers it himself."""
         self._thread = threading.Thread(target=self._run, name="llamacpp-engine", daemon=True)
         self._thread.start()
 
@@ -172,6 +187,8 @@ class Engine:
     def submit(self, job: Job) -> None:
         """Queue a request. Every submitted job ends with `Finished` or an error, unless it is aborted. Thread-safe."""
         self._commands.put(("accept", job))
+        if self._end_reason is not None:
+            self._refuse_late(self._end_reason)
 
     def abort(self, job: Job) -> None:
         """Stop a request wherever it is, after the step in hand. It gets an error as its end; one that is over is left
@@ -220,9 +237,7 @@ class Engine:
     def _accept(self, job: Job) -> None:
         self._jobs.add(job)
         sequences = [
-            Sequence(job, prompt_index, i, self._model)
-            for prompt_index in range(len(job.prompts))
-            for i in range(job.n)
+            Sequence(job, prompt_index, i) for prompt_index in range(len(job.prompts)) for i in range(job.n)
         ]
         job.num_unfinished = len(sequences)
         self._waiting.extend(sequences)
@@ -231,7 +246,7 @@ class Engine:
         """Take every sequence of the job out, keep what they computed as prefix cache, and report the error."""
         for sequence in [s for s in self._waiting if s.job is job]:
             self._waiting.remove(sequence)
-            sequence.sampler.close()
+            sequence.close()
         for sequence in [s for s in self._running if s.job is job]:
             self._leave(sequence)
         self._jobs.discard(job)
@@ -242,6 +257,11 @@ class Engine:
     def _end_everything(self, reason: str) -> None:
         for job in list(self._jobs):
             self._end_job(job, BackendFailed(reason))
+        self._end_reason = reason
+        self._refuse_late(reason)
+
+    def _refuse_late(self, reason: str) -> None:
+        """End the jobs that came after the loop had ended. Thread-safe."""
         while True:
             try:
                 command, late = self._commands.get_nowait()
@@ -257,13 +277,18 @@ class Engine:
 
         One that shares much of its beginning with a prompt that is being computed waits until that part is there and
         takes it then (so the choices of one request, and requests with one system prompt, compute it once); those
-        behind it go ahead meanwhile.
+        behind it go ahead meanwhile, but not those of the same request, which may be a thousand to compare.
         """
         position = 0
+        deferred: set[Job] = set()
         while position < len(self._waiting) and self._slots.has_free_slot:
             sequence = self._waiting[position]
+            if sequence.job in deferred:
+                position += 1
+                continue
             _, available = self._slots.longest_prefix(sequence.tokens, exact=sequence.job.must_repeat)
             if self._should_wait_for_prefix(sequence, available):
+                deferred.add(sequence.job)
                 position += 1
                 continue
             needed = len(sequence.tokens) - available + len(self._running)
@@ -288,6 +313,7 @@ class Engine:
         job = sequence.job
         slot, reused = self._slots.claim(sequence.tokens, exact=job.must_repeat)
         sequence.slot = slot
+        sequence.make_sampler(self._model)
         self._running.append(sequence)
         if sequence.counts_cache:
             job.cached_tokens += min(reused, sequence.num_prompt)
@@ -445,11 +471,13 @@ class Engine:
         end_of_generation = self._model.end_of_generation
         for sequence, row in zip(sequences, rows, strict=True):
             job, output, params = sequence.job, sequence.output, sequence.job.params
+            sampler = sequence.sampler
+            assert sampler is not None
             if not job.first_token_at:
                 job.first_token_at = now
             raw = row.copy() if params.logprobs is not None else row
-            sequence.sampler.prepare(row, output.num_generated)
-            token = sequence.sampler.choose(row)
+            sampler.prepare(row, output.num_generated)
+            token = sampler.choose(row)
             output.count()
             if token in end_of_generation:
                 self._finish(sequence, "stop", None, now)
@@ -497,7 +525,7 @@ class Engine:
         if sequence.slot is not None:
             self._slots.release(sequence.slot)
             sequence.slot = None
-        sequence.sampler.close()
+        sequence.close()
 
     def _emit(self, job: Job, event: Event) -> None:
         if not job.events:
