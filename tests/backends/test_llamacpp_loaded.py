@@ -134,6 +134,7 @@ async def test_a_request_after_the_end_of_the_engine_is_answered(monkeypatch: py
             async with asyncio.timeout(10):
                 with pytest.raises(BackendFailed, match="internal error"):
                     await events_of(model, request(MODEL, prose(5)))  # type: ignore[arg-type]
+            await asyncio.to_thread(model._engine._thread.join, 10)
 
 
 async def test_a_choice_gets_its_sampler_when_it_starts(monkeypatch: pytest.MonkeyPatch):
