@@ -7,8 +7,8 @@ runner that the client left nor keeps a stream whole (docs/decisions).
 
 from __future__ import annotations
 
+import asyncio
 import atexit
-import contextlib
 import gc
 import os
 import shutil
@@ -45,6 +45,8 @@ PORT: Final = 14011
 LOCAL_KINDS: Final[tuple[BackendKind, ...]] = ("llamacpp", "fake")
 RUNNER_GRACE_S: Final = 1.0
 """How long a runner goes on taking requests after SIGTERM: those that the gateway had already let in."""
+LAST_WORDS_S: Final = 2.0
+"""How long streams that outlast the drain have to send their error."""
 
 
 def _stop(reason: str) -> NoReturn:
@@ -188,8 +190,11 @@ gateway_app = create_app(
 
 async def _drain_gateway() -> None:
     gateway_app.state.drain()
-    with contextlib.suppress(TimeoutError):
-        await gateway_app.state.gateway.admission.idle(settings.drain_timeout_s)
+    admission = gateway_app.state.gateway.admission
+    if not await admission.idle(settings.drain_timeout_s):
+        # What is left ends with an error its client can read, not with a connection cut by the supervisor.
+        await asyncio.gather(*(client.aclose() for client in clients.values()))
+        await admission.idle(LAST_WORDS_S)
 
 
 class _Front:

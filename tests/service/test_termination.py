@@ -83,6 +83,20 @@ def test_sigterm_refuses_new_work_finishes_streams_and_exits_with_0(start: Start
     assert code == 0
 
 
+def test_a_stream_that_outlasts_the_drain_ends_with_an_error_and_the_service_stops(start: Start) -> None:
+    instance = start(**OPEN, LLM_DRAIN_TIMEOUT_S="1")
+    stream = _Stream(instance, 6000)
+    assert stream.began.wait(30)
+
+    instance.process.send_signal(signal.SIGTERM)
+    stream.join(15)
+    code = instance.process.wait(20)
+
+    assert stream.frames[-1] == "[DONE]"
+    assert json.loads(stream.frames[-2])["error"]["type"] == "server_error"
+    assert code == 0
+
+
 def test_a_killed_runner_ends_streams_with_an_error_and_comes_back(start: Start) -> None:
     instance = start(**OPEN)
     stream = _Stream(instance, 2000)
