@@ -25,6 +25,8 @@ from backends.llamacpp.grammar import MAX_BYTES, MAX_NESTING, check_text
         "# " + "(" * 500 + '\nroot ::= "a"',
         'root ::= "a{2,1}\\"(((" [{2,1}] # {2,1}',
         'root ::= ("a") ' * 500,
+        "root ::= [a-z]{1,2000} [0-9] {0,15}",
+        'root ::= ("a" "b"){1,16}',
     ],
 )
 def test_what_the_parser_can_take_goes_through(grammar: str):
@@ -38,6 +40,12 @@ def test_what_the_parser_can_take_goes_through(grammar: str):
         (" \n\t", "empty"),
         ('root ::= "a"\0 "b"', "NUL"),
         ('root ::= "a"{2,1}', "at least 2 and at most 1"),
+        ('root ::= ("a"?){0,1000}', "multiply to more than 64"),
+        ('root ::= "x" ("a"?){0,400}', "multiply to more than 64"),
+        ('root ::= a{0,1000}\na ::= "a"?', "multiply to more than 64"),
+        ('root ::= "a"?{0,1000}', "multiply to more than 64"),
+        ('root ::= (("a"?){0,30}){0,30}', "multiply to more than 64"),
+        ("root ::= (" + " | ".join(f'"{i}"' for i in range(2000)) + ")*", "more than 256 alternatives"),
         ('root ::= "a"{ 20 , 3 }', "at least 20 and at most 3"),
         ('root ::= "a"{99999999999999999999999,5}', "repetition"),
         ("root ::= " + "(" * (MAX_NESTING + 1), "nest deeper"),
