@@ -39,7 +39,7 @@ from preflight import (
     instance_dir,
     make_instance_dir,
 )
-from settings import Args, SettingsError, load_settings
+from settings import Args, SettingsError, is_in_container, load_settings
 
 PORT: Final = 14011
 LOCAL_KINDS: Final[tuple[BackendKind, ...]] = ("llamacpp", "fake")
@@ -69,7 +69,7 @@ try:
     kinds = settings.backends_to_serve(args)
     # Without a token only this machine may call, unless the operator names an address; a container's port is
     # published on purpose.
-    is_open = settings.api_token_bytes or settings.api_tokens_file or "BENTOML_CONTAINERIZED" in os.environ
+    is_open = settings.api_token_bytes or settings.api_tokens_file or is_in_container()
     host = "0.0.0.0" if is_open else "127.0.0.1"  # noqa: S104
     if (_command := _serve_command()) is not None:
         check_can_serve(settings, args, kinds, LOCAL_KINDS)

@@ -482,6 +482,11 @@ def load_settings(args: Args | None = None) -> Settings:
     return settings
 
 
+def is_in_container() -> bool:
+    """Whether BentoML's image runs us; there the port is published on purpose."""
+    return "BENTOML_CONTAINERIZED" in os.environ
+
+
 def _misfits(settings: Settings) -> Iterator[str]:
     for folder in settings.model_dirs:
         if not folder.is_dir():

@@ -61,11 +61,3 @@ def llama() -> Any:
     library.llama_log_set(engine_log.callback, ctypes.c_void_p(0))
     library.llama_backend_init()
     return library
-
-
-@functools.cache
-def engine_version() -> str:
-    """Version of the bindings; they pin the llama.cpp they were built from."""
-    import llama_cpp
-
-    return str(llama_cpp.__version__)
