@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 
-from backends.types import BackendHealth, EventBatch, GenerationRequest, LoadProgress, Prompt
+from backends.types import BackendHealth, EventBatch, Feature, GenerationRequest, LoadProgress, Prompt
 
 
 class Backend(ABC):
@@ -17,6 +17,8 @@ class Backend(ABC):
 
     kind: str
     """The name clients use: `llamacpp`, `vllm`, `litellm`, or `fake`."""
+    features: frozenset[Feature] = frozenset()
+    """What it takes beyond the plain request; a model of it may still refuse."""
 
     @abstractmethod
     async def start(self) -> None:

@@ -5,9 +5,10 @@ Everything here is an immutable msgspec struct, so that it can cross a process b
 
 Order of events of one accepted request:
 
-    Started, (TextDelta | ChoiceFinished)*, Finished        or, instead of the rest, a raised error
+    Started, (delta | ChoiceFinished)*, Finished            or, instead of the rest, a raised error
 
-Exactly one `ChoiceFinished` per choice, after its last `TextDelta`; exactly one terminal `Finished`.
+A delta is a `TextDelta`, `ReasoningDelta` or `ToolCallDelta`. Exactly one `ChoiceFinished` per choice, after its last
+delta; exactly one terminal `Finished`.
 An error ends the iterator by being raised (`backends.errors`); nothing follows it.
 """
 
@@ -111,6 +112,24 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     stream: bool = False
     echo: bool = False
     """Put the prompt's text before the generated text (legacy completions)."""
+    tool_choice: str | dict[str, Any] | None = None
+    """`auto`, `none`, `required` or `{"type": "function", "function": {"name": …}}`; None is `auto` where the
+    prompt has tools."""
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    """OpenAI's form, `json_object` or `json_schema`; None is free text."""
+    structured_outputs: dict[str, Any] | None = None
+    """vLLM's form: exactly one of `json`, `regex`, `choice`, `grammar`, beside options."""
+    reasoning_effort: str | None = None
+    suffix: str | None = None
+    """Text after the answer (legacy completions)."""
+    best_of: int | None = None
+    """Candidates per prompt, more than `n`; None is `n`."""
+
+
+Feature = Literal["tools", "structured_outputs", "reasoning_effort", "suffix", "best_of", "echo_logprobs"]
+"""What a backend takes beyond text and `SamplingParams`, by the field of `GenerationRequest`; `echo_logprobs` is
+`echo` with `logprobs`. Whoever offers a backend refuses the others by name."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -144,6 +163,27 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
+class ReasoningDelta(msgspec.Struct, frozen=True, array_like=True, tag="r", gc=False):
+    """A non-empty piece of what the model thinks before it answers; kept apart from the answer's text."""
+
+    index: int
+    text: str
+    num_tokens: int = 1
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, array_like=True, tag="k", gc=False):
+    """A piece of one tool call. The first of a call has `id` and `name`, the others neither; `arguments` are a piece of
+    JSON text, "" at most in the first."""
+
+    index: int
+    call_index: int
+    """0-based, in order of appearance within the choice."""
+    arguments: str
+    id: str | None = None
+    name: str | None = None
+    num_tokens: int = 1
+
+
 class ChoiceFinished(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     """One choice ended. `logprobs`: those of tokens that brought no text of their own (a stop, a held-back tail)."""
 
@@ -161,6 +201,11 @@ class Usage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Of the completion tokens, those that were reasoning; 0 where the engine does not say."""
+    is_estimated: bool = False
+    """The server did not say, and the tokens were counted here."""
+    cost_usd: float | None = None
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="f"):
@@ -172,7 +217,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     decode_ms: float = 0.0
 
 
-Event = Started | TextDelta | ChoiceFinished | Finished
+Event = Started | TextDelta | ReasoningDelta | ToolCallDelta | ChoiceFinished | Finished
 
 EventBatch = list[Event]
 """What `Backend.generate` yields: every event that was ready at that moment, never empty. Batches rather than single
