@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from backends.base import Backend
 from backends.pool import Limits
-from backends.registry import create_backend
+from backends.registry import FEATURES, create_backend
 from backends.runner import RunnerClient, create_runner_app
 from backends.termination import Termination
 from models.card import BackendKind
@@ -154,7 +154,9 @@ def _runner_url(kind: BackendKind) -> str:
 
 
 clients: dict[str, RunnerClient] = {
-    kind: RunnerClient(kind, partial(_runner_url, kind), _runner_token) for kind in kinds if kind in RUNNERS
+    kind: RunnerClient(kind, partial(_runner_url, kind), _runner_token, features=FEATURES[kind])
+    for kind in kinds
+    if kind in RUNNERS
 }
 open_access_log()
 gateway_app = create_app(

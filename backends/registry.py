@@ -11,6 +11,7 @@ from backends.errors import BackendNotAvailable
 from backends.loader import ModelLoader
 from backends.placement import Limits
 from backends.pool import PooledBackend
+from backends.types import Feature
 
 if TYPE_CHECKING:
     from models.catalogue import Catalogue
@@ -32,6 +33,16 @@ def _llamacpp(catalogue: Catalogue, options: Mapping[str, Any]) -> ModelLoader:
 
 LOADERS: Final[Mapping[str, LoaderFactory]] = {"fake": _fake, "llamacpp": _llamacpp}
 """The kinds whose models are loaded in the runner's own process."""
+
+
+FEATURES: Final[Mapping[str, frozenset[Feature]]] = {
+    "fake": frozenset({"tools", "structured_outputs", "reasoning_effort"}),
+    "llamacpp": frozenset(),
+    # Its server refuses `suffix`, and has no `best_of`.
+    "vllm": frozenset({"tools", "structured_outputs", "reasoning_effort"}),
+    "litellm": frozenset({"tools", "structured_outputs", "reasoning_effort"}),
+}
+"""Kind -> what its backend takes (`Backend.features`), known to a gateway whose runner is another process."""
 
 
 def create_backend(
@@ -60,4 +71,6 @@ def create_backend(
         why = f"Backend {kind!r} needs the package {error.name!r}, which is not installed"
         raise BackendNotAvailable(why) from error
     preload = [card.id for card in catalogue.cards(kind) if card.preload]
-    return PooledBackend(loader, limits=limits, preload=preload)
+    backend = PooledBackend(loader, limits=limits, preload=preload)
+    backend.features = FEATURES.get(kind, frozenset())
+    return backend

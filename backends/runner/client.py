@@ -21,7 +21,15 @@ from backends.errors import (
     InvalidParameter,
 )
 from backends.runner.connection import Exchange, Link, NotHttp, RunnerGone
-from backends.types import BackendHealth, EventBatch, Finished, GenerationRequest, LoadProgress, Prompt
+from backends.types import (
+    BackendHealth,
+    EventBatch,
+    Feature,
+    Finished,
+    GenerationRequest,
+    LoadProgress,
+    Prompt,
+)
 
 ACCEPT_TIMEOUT_S: Final = 10.0
 """Longest wait for a response's head. A runner sends it within `app.HEAD_DELAY_S`, however long its prefill
@@ -42,14 +50,23 @@ class RunnerClient(Backend):
     """One runner, which has started or will; nothing here waits for it before the first call.
 
     `url`: `file:///path.sock` or `http://host:port`, or a callable that gives it later (BentoML knows a
-    runner's address only in a serving process). `token`: sent with every request.
+    runner's address only in a serving process). `token`: sent with every request. `features`: what its backend takes;
+    the runner is not asked.
 
     What happens to the runner shows as: nobody listens or it does not accept -> BackendUnavailable; it dies
     before the first event -> BackendUnavailable; it dies later -> BackendFailed out of the iterator.
     """
 
-    def __init__(self, kind: str, url: str | Callable[[], str], token: str | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        url: str | Callable[[], str],
+        token: str | None = None,
+        *,
+        features: frozenset[Feature] = frozenset(),
+    ) -> None:
         self.kind = kind
+        self.features = features
         self._link = Link(url, token)
         self._calls: dict[str, set[_Call]] = {}
         self._closed = False
