@@ -1,8 +1,8 @@
 """What an answer looks like on the wire, whole or in chunks. One object per response.
 
 The text of a token passes here once per token and stream, so what is the same in each chunk is encoded once
-and per token only the text itself. No chunk is empty: a choice has its role chunk (chat), its texts, and one
-chunk with its finish reason.
+and per token only the text itself. No chunk is empty: a choice has its role chunk (chat), its texts, reasoning and
+tool calls, and one chunk with its finish reason.
 """
 
 from __future__ import annotations
@@ -15,9 +15,18 @@ from typing import Any, Final
 import msgspec
 from typing_extensions import override
 
-from backends.types import ChoiceFinished, EventBatch, TextDelta, TokenLogprobs, Usage
+from backends.errors import BackendFailed
+from backends.types import (
+    ChoiceFinished,
+    EventBatch,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprobs,
+    ToolCallDelta,
+    Usage,
+)
 from openai_compat import sse
-from openai_compat.serving.collect import Collected
+from openai_compat.serving.collect import Choice, Collected
 from openai_compat.serving.logprobs import CompletionLogprobs, chat_entries
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -64,6 +73,8 @@ class Answer(ABC):
                 parts.append(self._text(event))
             elif type(event) is ChoiceFinished:
                 parts.append(self._finish(event))
+            elif type(event) is ReasoningDelta or type(event) is ToolCallDelta:
+                parts.append(self._beside_text(event))
         return b"".join(parts)
 
     def ending(self, usage: Usage) -> bytes:
@@ -109,6 +120,10 @@ class Answer(ABC):
     _nothing: bytes
 
     @abstractmethod
+    def _beside_text(self, event: ReasoningDelta | ToolCallDelta) -> bytes:
+        """The frame of what is no text. Raises: BackendFailed where the form has no place for it."""
+
+    @abstractmethod
     def _choice(self, index: int, collected: Collected) -> dict[str, Any]: ...
 
     @abstractmethod
@@ -141,6 +156,17 @@ class ChatAnswer(Answer):
         role = self._role(event.index) if event.index in self._silent else b""
         return role + super()._finish(event)
 
+    @override
+    def _beside_text(self, event: ReasoningDelta | ToolCallDelta) -> bytes:
+        role = self._role(event.index) if event.index in self._silent else b""
+        if type(event) is ReasoningDelta:
+            text = _encode(event.text)
+            delta = b'{"reasoning_content":%b,"reasoning":%b}' % (text, text)
+        else:
+            assert isinstance(event, ToolCallDelta)
+            delta = _encode({"tool_calls": [_call_delta(event)]})
+        return b'%b%b[{"index":%d,"delta":%b%b' % (role, self._head, event.index, delta, _NO_REASON)
+
     def _role(self, index: int) -> bytes:
         self._silent.discard(index)
         return b'%b[{"index":%d,"delta":{"role":"assistant"}%b' % (self._head, index, _NO_REASON)
@@ -150,7 +176,7 @@ class ChatAnswer(Answer):
         choice = collected.choices[index]
         answer: dict[str, Any] = {
             "index": index,
-            "message": {"role": "assistant", "content": choice.text},
+            "message": _message(choice),
             "finish_reason": choice.finish_reason,
         }
         if self.with_logprobs:
@@ -177,8 +203,14 @@ class CompletionAnswer(Answer):
         self._offsets = [CompletionLogprobs() for _ in range(self.num_choices)]
 
     @override
+    def _beside_text(self, event: ReasoningDelta | ToolCallDelta) -> bytes:
+        raise _only_text()
+
+    @override
     def _choice(self, index: int, collected: Collected) -> dict[str, Any]:
         choice = collected.choices[index]
+        if choice.reasoning_pieces or choice.calls:
+            raise _only_text()
         answer: dict[str, Any] = {
             "index": index,
             "text": choice.text,
@@ -194,13 +226,54 @@ class CompletionAnswer(Answer):
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """`usage`, the same in a stream and in a whole answer."""
-    return {
+    """`usage`, the same in a stream and in a whole answer. What is zero, exact or unknown is left out at its end."""
+    answer: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    if usage.reasoning_tokens:
+        answer["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    if usage.is_estimated:
+        answer["is_estimated"] = True
+    if usage.cost_usd is not None:
+        answer["cost_usd"] = usage.cost_usd
+    return answer
+
+
+def _message(choice: Choice) -> dict[str, Any]:
+    """A chat's message; its content is null only where there are tool calls instead."""
+    text = choice.text
+    message: dict[str, Any] = {"role": "assistant", "content": text if text or not choice.calls else None}
+    if choice.reasoning_pieces:
+        message["reasoning_content"] = message["reasoning"] = choice.reasoning
+    if choice.calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": "".join(call.arguments)},
+            }
+            for call in choice.calls
+        ]
+    return message
+
+
+def _call_delta(event: ToolCallDelta) -> dict[str, Any]:
+    """The first delta of a call names it, the others only go on with its arguments."""
+    if event.name is None:
+        return {"index": event.call_index, "function": {"arguments": event.arguments}}
+    return {
+        "index": event.call_index,
+        "id": event.id,
+        "type": "function",
+        "function": {"name": event.name, "arguments": event.arguments},
+    }
+
+
+def _only_text() -> BackendFailed:
+    return BackendFailed("The backend answered a text completion with something other than text")
 
 
 def engine_request_id(request_id: str, answer: Answer) -> str:

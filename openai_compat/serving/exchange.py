@@ -28,8 +28,10 @@ from backends.types import (
     EventBatch,
     Finished,
     GenerationRequest,
+    ReasoningDelta,
     Started,
     TextDelta,
+    ToolCallDelta,
 )
 from openai_compat.errors import error_row, is_internal
 from openai_compat.record import record_of
@@ -81,7 +83,7 @@ class Exchange(Response):
         self._queue_ms = 0.0
         self._num_tokens = 0
         self._asked_at = 0.0
-        self._wrote_text = False
+        self._wrote_content = False
         self._finished: Finished | None = None
         self._reason = "stop"
         self._open_choices = set(range(answer.num_choices))
@@ -233,13 +235,13 @@ class Exchange(Response):
             events = self.target.backend.generate(self.request)
             try:
                 async for batch in events:
-                    shows_text = self._note(batch)
+                    shows_content = self._note(batch)
                     frames = chunks(batch)
                     if self._finished is not None:
                         # The end goes out once the slot is free: whoever reads it may send the next request.
                         last += frames
                     elif frames:
-                        if shows_text:
+                        if shows_content:
                             self._count_gap()
                         await writer.write(frames)
             finally:
@@ -255,11 +257,12 @@ class Exchange(Response):
         self._asked_at = time.monotonic()
 
     def _note(self, batch: EventBatch) -> bool:
-        """Take down what the clock, the log and the metrics want to know; whether the batch has text."""
-        shows_text = False
+        """Take down what the clock, the log and the metrics want to know; whether the batch has content (text,
+        reasoning or a tool call)."""
+        shows_content = False
         for event in batch:
             if type(event) is TextDelta:
-                shows_text = True
+                shows_content = True
                 self._num_tokens += event.num_tokens
             elif type(event) is Started:
                 self._queue_ms += event.queue_ms
@@ -268,21 +271,24 @@ class Exchange(Response):
                 self._reason = event.finish_reason
             elif type(event) is Finished:
                 self._finished = event
+            elif type(event) is ReasoningDelta or type(event) is ToolCallDelta:
+                shows_content = True
+                self._num_tokens += event.num_tokens
         clock = self._clock
         now = asyncio.get_running_loop().time()
         if clock.started_at is None:
             clock.started_at = now
-        if shows_text:
+        if shows_content:
             clock.last_at = now
             if clock.first_at is None:
                 clock.first_at = now
-        return shows_text
+        return shows_content
 
     def _count_gap(self) -> None:
-        if self._wrote_text:
+        if self._wrote_content:
             self._timer.token_gap()
         else:
-            self._wrote_text = True
+            self._wrote_content = True
             self._timer.first_token()
 
     def _finish(self) -> Finished:
