@@ -20,7 +20,7 @@ from backends.errors import (
     BackendUnavailable,
     InvalidParameter,
 )
-from backends.runner.connection import Exchange, Link, NotHttp, RunnerGone
+from backends.link import Exchange, Link, NotHttp, PeerGone
 from backends.types import (
     BackendHealth,
     EventBatch,
@@ -67,7 +67,7 @@ class RunnerClient(Backend):
     ) -> None:
         self.kind = kind
         self.features = features
-        self._link = Link(url, token)
+        self._link = Link(url, exchange=Exchange, token=token)
         self._calls: dict[str, set[_Call]] = {}
         self._closed = False
 
@@ -101,7 +101,7 @@ class RunnerClient(Backend):
                         raise error
                 if not finished:
                     raise BackendFailed("The runner ended the response before the generation was finished")
-        except RunnerGone:
+        except PeerGone:
             if finished:
                 return
             if begun:
@@ -141,7 +141,7 @@ class RunnerClient(Backend):
         """The runner's own Prometheus text; empty when it does not answer in time."""
         try:
             return await self._text("/metrics")
-        except (TimeoutError, BackendError, RunnerGone):
+        except (TimeoutError, BackendError, PeerGone):
             return b""
 
     async def _text(self, path: str) -> bytes:
@@ -159,7 +159,7 @@ class RunnerClient(Backend):
             return BackendHealth(healthy=False, message="The runner does not answer")
         except BackendError as error:
             return BackendHealth(healthy=False, message=error.message)
-        except RunnerGone:
+        except PeerGone:
             return BackendHealth(healthy=False, message="The runner died before it answered")
         except msgspec.DecodeError:
             return BackendHealth(healthy=False, message="The runner's answer makes no sense")
@@ -196,7 +196,7 @@ class RunnerClient(Backend):
             raise InvalidParameter(f"The request holds a value that cannot be passed on: {error}") from None
         try:
             exchange = await self._link.send(method, path, encoded, accept_timeout_s=ACCEPT_TIMEOUT_S)
-        except RunnerGone:
+        except PeerGone:
             raise _unavailable("The runner died before it answered") from None
         except NotHttp:
             raise BackendFailed("What answers at the runner's address is not a runner") from None
@@ -251,7 +251,7 @@ async def _frames(exchange: Exchange) -> AsyncIterator[tuple[int, memoryview]]:
                 if kind == codec.ERROR:
                     raise codec.decode_error(payload)
                 yield kind, payload
-    except RunnerGone:
+    except PeerGone:
         raise _unavailable("The runner died before it answered") from None
 
 

@@ -583,7 +583,7 @@ async def test_a_runner_that_died_over_an_accepted_request_is_not_asked_again():
 
 
 async def test_a_connection_that_idled_too_long_is_not_used(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("backends.runner.connection.IDLE_S", -1.0)
+    monkeypatch.setattr("backends.link.IDLE_S", -1.0)
     connections = 0
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -747,7 +747,7 @@ def test_the_wire_works_on_uvloop():
 
 @pytest.mark.parametrize("url", ["ftp://x", "localhost:1234", "file://", "http://"])
 def test_an_address_of_another_form_is_refused_at_once(url: str):
-    with pytest.raises(ValueError, match="not a runner's address"):
+    with pytest.raises(ValueError, match="no such address"):
         RunnerClient("scripted", url)
 
 

@@ -1,7 +1,8 @@
-"""HTTP/1.1 to one runner, as little of it as the wire needs, on kept-alive connections.
+"""HTTP/1.1 to one peer (a runner, an OpenAI-compatible server), as little of it as is needed, on kept-alive
+connections.
 
 A client library's request costs more than everything else between gateway and engine for a short answer,
-and none tells apart what the wire must: a connection that was stale (repeat it) and a runner that died over
+and none tells apart what matters here: a connection that was stale (repeat it) and a peer that died over
 a request (do not). docs/decisions/runner-wire.md has the measurement.
 """
 
@@ -11,7 +12,7 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Generic, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 import httptools
@@ -22,13 +23,17 @@ IDLE_S = 4.0
 CONNECT_TIMEOUT_S = 5.0
 HIGH_WATER_BYTES = 256 << 10
 """More than this unread: stop reading from the socket until the reader has caught up."""
+MAX_HEAD_BYTES = 64 << 10
+"""Longest head of a response from a peer that is not ours."""
+LINGER_S = 1.0
+"""How long a response that is done but not ended may take to end before its connection is given up."""
 
 
-class RunnerGone(Exception):
-    """The connection ended before the response did. `head`: the runner had accepted the request."""
+class PeerGone(Exception):
+    """The connection ended before the response did. `head`: the peer had accepted the request."""
 
     def __init__(self, *, head: bool) -> None:
-        super().__init__("the runner closed the connection")
+        super().__init__("the peer closed the connection")
         self.head = head
 
 
@@ -73,9 +78,9 @@ class Exchange(asyncio.Protocol):
         self._transport.write(request)
 
     async def head(self) -> int:
-        """The status, as soon as the runner has accepted the request.
+        """The status, as soon as the peer has accepted the request.
 
-        Raises: RunnerGone, NotHttp, or what `fail` was given.
+        Raises: PeerGone, NotHttp, or what `fail` was given.
         """
         while not self._head:
             await self._wait()
@@ -99,7 +104,7 @@ class Exchange(asyncio.Protocol):
         return data
 
     def fail(self, error: Exception) -> None:
-        """End the exchange for whoever reads it, and with it the runner's work."""
+        """End the exchange for whoever reads it, and with it the peer's work."""
         if not self._complete:
             self._lose(error)
 
@@ -158,7 +163,7 @@ class Exchange(asyncio.Protocol):
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         if self._error is None:
-            self._error = RunnerGone(head=self._head)
+            self._error = PeerGone(head=self._head)
         if self in self._idle:
             self._idle.remove(self)
         self._wake()
@@ -175,49 +180,135 @@ class Exchange(asyncio.Protocol):
         self._keep = self._parser.should_keep_alive()  # the parser forgets it after this callback
 
 
-class Link:
-    """The connections to one runner: as many as there are requests under way, and the idle ones.
+class OpenExchange(Exchange):
+    """An exchange with a server that is not ours: its headers can be read, an interim response (1xx) is skipped,
+    a body without a length ends with the connection, and a head has a limit."""
+
+    def __init__(self, idle: list[Exchange]) -> None:
+        super().__init__(idle)
+        self.headers: dict[bytes, bytes] = {}
+        """Of the response, names in lower case; of a repeated one the last."""
+        self._received = 0
+        self._released = False
+
+    @override
+    def begin(self, request: bytes) -> None:
+        self.headers = {}
+        self._received = 0
+        super().begin(request)
+
+    def release(self, now: float) -> None:
+        """The reader needs no more, and the response is about to end: keep the connection once it has, or give it up
+        after `LINGER_S`. Unlike `close`, which takes an unfinished response for an aborted one."""
+        if self._complete or not self.usable:
+            self.close(now)
+        else:
+            self._released = True
+            loop = asyncio.get_running_loop()
+            loop.call_later(LINGER_S, self._give_up)
+
+    def _give_up(self) -> None:
+        if self._released:
+            self.drop()
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if not self._head:
+            self._received += len(data)
+        super().data_received(data)
+        if not self._head and self._received > MAX_HEAD_BYTES:
+            self._lose(NotHttp())
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        is_framed = b"content-length" in self.headers or b"transfer-encoding" in self.headers
+        if exc is None and self._error is None and self._head and not self._complete and not is_framed:
+            self._complete = True
+        super().connection_lost(exc)
+
+    @override
+    def on_headers_complete(self) -> None:
+        if self._parser.get_status_code() >= 200:
+            self._head = True
+        else:
+            self.headers = {}
+
+    @override
+    def on_body(self, body: bytes) -> None:
+        if not self._released:
+            super().on_body(body)
+
+    @override
+    def on_message_complete(self) -> None:
+        if not self._head:
+            return
+        super().on_message_complete()
+        if self._released:
+            self._released = False
+            self.close(asyncio.get_running_loop().time())
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.lower()] = value
+
+
+E = TypeVar("E", bound=Exchange)
+
+
+class Link(Generic[E]):
+    """The connections to one peer: as many as there are requests under way, and the idle ones.
 
     `url`: `file:///path.sock`, `http://host:port` or `https://host:port`, or a callable that gives it when
-    the first connection is made.
+    the first connection is made. `exchange`: the class of the connections. `token`: sent with every request.
     """
 
-    def __init__(self, url: str | Callable[[], str], token: str | None) -> None:
+    def __init__(
+        self,
+        url: str | Callable[[], str],
+        *,
+        exchange: type[E],
+        token: str | None,
+        content_type: str = "application/msgpack",
+    ) -> None:
         if token is not None and not token.isprintable():
-            raise ValueError("the runner's token holds a character that cannot be sent in a header")
+            raise ValueError("the token holds a character that cannot be sent in a header")
         self._url = url
-        self._authorization = "" if token is None else f"authorization: Bearer {token}\r\n"
+        self._exchange = exchange
+        authorization = "" if token is None else f"authorization: Bearer {token}\r\n"
+        self._fixed = f"{authorization}content-type: {content_type}\r\n"
         self._address = _Address.parse(url) if isinstance(url, str) else None
         self._heads: dict[tuple[str, str], bytes] = {}
         self._idle: list[Exchange] = []
 
-    async def send(self, method: str, path: str, body: bytes, *, accept_timeout_s: float) -> Exchange:
+    async def send(
+        self, method: str, path: str, body: bytes, *, accept_timeout_s: float | None, headers: bytes = b""
+    ) -> E:
         """Send a request and wait until it is accepted: the response's head is there. The caller closes the
-        exchange.
+        exchange. `headers`: more of them, each with its line break. `accept_timeout_s`: None waits for ever.
 
         A kept-alive connection that turns out to be closed before any of the head came is replaced once by
         a new one.
 
-        Raises: RunnerGone, NotHttp; TimeoutError; OSError when nobody listens there; ValueError for a bad
+        Raises: PeerGone, NotHttp; TimeoutError; OSError when nobody listens there; ValueError for a bad
         address.
         """
         loop = asyncio.get_running_loop()
         exchange = self._take_idle(loop.time()) or await self._connect()
         while True:
             reused = exchange.reused
-            timer = loop.call_later(accept_timeout_s, exchange.fail, TimeoutError())
+            timer = accept_timeout_s and loop.call_later(accept_timeout_s, exchange.fail, TimeoutError())
             try:
-                exchange.begin(self._head(method, path) + b"%d\r\n\r\n" % len(body) + body)
+                exchange.begin(self._head(method, path) + b"%d\r\n%b\r\n" % (len(body), headers) + body)
                 await exchange.head()
                 return exchange
-            except RunnerGone:
+            except PeerGone:
                 if not reused:
                     raise
             except BaseException:
                 exchange.drop()
                 raise
             finally:
-                timer.cancel()
+                if timer:
+                    timer.cancel()
             self.close()  # the others that idle were made before the same restart
             exchange = await self._connect()
 
@@ -226,15 +317,15 @@ class Link:
         while self._idle:
             self._idle.pop().drop()
 
-    def _take_idle(self, now: float) -> Exchange | None:
+    def _take_idle(self, now: float) -> E | None:
         while self._idle:
-            exchange = self._idle.pop()
+            exchange = cast("E", self._idle.pop())
             if exchange.usable and now - exchange.idle_since < IDLE_S:
                 return exchange
             exchange.drop()
         return None
 
-    async def _connect(self) -> Exchange:
+    async def _connect(self) -> E:
         if self._address is None and not isinstance(self._url, str):
             self._address = _Address.parse(self._url())
         address = self._address
@@ -249,8 +340,8 @@ class Link:
                 )
         return exchange
 
-    def _new(self) -> Exchange:
-        return Exchange(self._idle)
+    def _new(self) -> E:
+        return self._exchange(self._idle)
 
     def _head(self, method: str, path: str) -> bytes:
         """The request's head up to the value of content-length."""
@@ -258,8 +349,8 @@ class Link:
         if known is None:
             assert self._address is not None
             known = self._heads[method, path] = (
-                f"{method} {self._address.prefix}{path} HTTP/1.1\r\nhost: {self._address.host}\r\n"
-                f"{self._authorization}content-type: application/msgpack\r\ncontent-length: "
+                f"{method} {self._address.prefix}{path} HTTP/1.1\r\nhost: {self._address.authority}\r\n"
+                f"{self._fixed}content-length: "
             ).encode()
         return known
 
@@ -267,6 +358,7 @@ class Link:
 @dataclass(frozen=True, slots=True)
 class _Address:
     host: str
+    authority: str
     port: int = 0
     prefix: str = ""
     socket_path: str | None = None
@@ -279,9 +371,10 @@ class _Address:
             raise ValueError("its address is not known yet")
         parts = urlsplit(url)
         if parts.scheme == "file" and parts.path:
-            return cls("runner", socket_path=unquote(parts.path))
+            return cls("localhost", "localhost", socket_path=unquote(parts.path))
         if parts.scheme in ("http", "https") and parts.hostname:
             tls = ssl.create_default_context() if parts.scheme == "https" else None
             port = parts.port or (443 if tls else 80)
-            return cls(parts.hostname, port, parts.path.rstrip("/"), tls=tls)
-        raise ValueError(f"{url!r} is not a runner's address; file:///path.sock and http://host:port are")
+            authority = parts.netloc.rpartition("@")[2]
+            return cls(parts.hostname, authority, port, parts.path.rstrip("/"), tls=tls)
+        raise ValueError(f"{url!r} is no such address; file:///path.sock and http://host:port are")
