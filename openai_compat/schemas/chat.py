@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from backends.types import Feature
 from openai_compat.schemas.fields import Boolean, Integer, ListOf, Object, OneOf, Text
 from openai_compat.schemas.messages import Messages
 from openai_compat.schemas.problems import Problems
@@ -16,14 +17,16 @@ from openai_compat.schemas.sampling import (
     include_usage,
     sampling_of,
 )
-from openai_compat.schemas.table import ROUTING, Field, Table, check_body, harmless, refused
+from openai_compat.schemas.structured import response_format_of
+from openai_compat.schemas.table import ROUTING, Field, Table, check_body, harmless, needs, refused
 from openai_compat.schemas.tools import (
-    FunctionCall,
-    Functions,
-    ResponseFormat,
-    ToolChoice,
-    Tools,
-    check_tool_choice,
+    FUNCTION_CALL,
+    FUNCTIONS,
+    TOOL_CHOICE,
+    TOOLS,
+    check_tools_together,
+    tool_choice_of,
+    tools_of,
 )
 
 RESERVED_TEMPLATE_NAMES: Final = frozenset(
@@ -51,17 +54,26 @@ CHAT: Final[Table] = {
     ),
     "add_generation_prompt": Field(Boolean(), "Begin an assistant turn after the messages.", default=True),
     "continue_final_message": Field(Boolean(), "Continue the last, assistant, message.", default=False),
-    "parallel_tool_calls": harmless(Boolean(), "Several calls at once: nothing without tools."),
-    "reasoning_effort": harmless(Text(), "A hint that models here do not take."),
     "verbosity": harmless(Text(), "A hint that models here do not take."),
-    "tools": refused(Tools(), "Functions the model may call."),
-    "tool_choice": refused(ToolChoice(), "Which tool to call.", unless=lambda choice: choice == "none"),
-    "functions": refused(Functions(), "The deprecated form of tools."),
-    "function_call": refused(
-        FunctionCall(), "The deprecated form of tool_choice.", unless=lambda call: call == "none"
+    "reasoning_effort": needs(
+        "reasoning_effort",
+        Text(min_length=1, max_length=32),
+        "How much the model may think: `none`, `low`, `medium`, `high`, … Ignored where the model does not reason.",
     ),
-    "response_format": refused(
-        ResponseFormat(), "The form of the answer.", unless=lambda form: form["type"] == "text"
+    "tools": needs("tools", TOOLS, "Functions the model may call."),
+    "tool_choice": needs(
+        "tools",
+        TOOL_CHOICE,
+        "Which of the tools to call; absent: as the model decides.",
+        unless=lambda choice: choice == "none",
+    ),
+    "parallel_tool_calls": Field(Boolean(), "Several calls in one answer. Ignored without tools."),
+    "functions": needs("tools", FUNCTIONS, "The deprecated form of tools; answers have the current form."),
+    "function_call": needs(
+        "tools",
+        FUNCTION_CALL,
+        "The deprecated form of tool_choice.",
+        unless=lambda call: call == "none",
     ),
     "modalities": refused(
         ListOf(OneOf("text", "audio", "image"), max_items=3),
@@ -77,7 +89,8 @@ CHAT: Final[Table] = {
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A body that met the schema. `sampling` holds only what the caller set."""
+    """A body that met the schema. `sampling` holds only what the caller set; `tools` and `tool_choice` have the current
+    form, whichever one they came in."""
 
     messages: list[dict[str, Any]]
     model: str
@@ -89,8 +102,15 @@ class ChatRequest:
     add_generation_prompt: bool
     continue_final_message: bool
     template_kwargs: dict[str, Any]
+    tools: list[dict[str, Any]] | None
+    tool_choice: str | dict[str, Any] | None
+    parallel_tool_calls: bool | None
+    response_format: dict[str, Any] | None
+    structured_outputs: dict[str, Any] | None
+    reasoning_effort: str | None
     ignored: tuple[str, ...]
     refused: tuple[str, ...]
+    needed: dict[str, Feature]
 
 
 def read_chat(body: Mapping[str, Any], *, strict: bool = False) -> ChatRequest:
@@ -104,6 +124,9 @@ def read_chat(body: Mapping[str, Any], *, strict: bool = False) -> ChatRequest:
     check_together(values, problems)
     _check_chat_together(values, problems)
     problems.raise_if_any()
+    if "parallel_tool_calls" in values and "tools" not in values and "functions" not in values:
+        checked.ignored.append("parallel_tool_calls")
+        del values["parallel_tool_calls"]
     sampling = sampling_of(values)
     if values.get("logprobs"):
         sampling["logprobs"] = values.get("top_logprobs", 0)
@@ -120,8 +143,15 @@ def read_chat(body: Mapping[str, Any], *, strict: bool = False) -> ChatRequest:
         ),
         continue_final_message=values.get("continue_final_message", False),
         template_kwargs=values.get("chat_template_kwargs", {}),
+        tools=tools_of(values),
+        tool_choice=tool_choice_of(values),
+        parallel_tool_calls=values.get("parallel_tool_calls"),
+        response_format=response_format_of(values),
+        structured_outputs=values.get("structured_outputs"),
+        reasoning_effort=values.get("reasoning_effort"),
         ignored=tuple(checked.ignored),
-        refused=tuple(_still_refused(checked.refused, values)),
+        refused=tuple(checked.refused),
+        needed=_still_needed(checked.needed, values),
     )
 
 
@@ -139,14 +169,14 @@ def _check_chat_together(values: dict[str, Any], problems: Problems) -> None:
             problems.add(
                 "value_error", at, "continue_final_message needs a last message of role 'assistant'", True
             )
-    check_tool_choice(values, problems)
+    check_tools_together(values, problems)
 
 
-def _still_refused(names: list[str], values: dict[str, Any]) -> list[str]:
+def _still_needed(needed: dict[str, Feature], values: dict[str, Any]) -> dict[str, Feature]:
     """Tools that must not be called ask for nothing."""
-    moot: set[str] = set()
-    if values.get("tool_choice") == "none":
-        moot.add("tools")
-    if values.get("function_call") == "none":
-        moot.add("functions")
-    return [name for name in names if name not in moot]
+    moot = {
+        tools
+        for choice, tools in (("tool_choice", "tools"), ("function_call", "functions"))
+        if values.get(choice) == "none"
+    }
+    return {name: feature for name, feature in needed.items() if name not in moot}

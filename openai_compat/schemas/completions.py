@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
+from backends.types import Feature
 from openai_compat.schemas.fields import (
     TOKEN_ID,
     Boolean,
@@ -20,7 +21,8 @@ from openai_compat.schemas.fields import (
 )
 from openai_compat.schemas.problems import INVALID, Loc, Problems
 from openai_compat.schemas.sampling import SAMPLING, check_together, include_usage, sampling_of
-from openai_compat.schemas.table import ROUTING, Field, Table, check_body, refused
+from openai_compat.schemas.structured import response_format_of
+from openai_compat.schemas.table import ROUTING, Field, Table, check_body, needs
 
 MAX_PROMPTS: Final = 1000
 MAX_PROMPT_TOKENS: Final = 4_000_000
@@ -77,8 +79,8 @@ COMPLETIONS: Final[Table] = {
     **SAMPLING,
     "logprobs": Field(Integer(0, 20), "Alternatives per token."),
     "echo": Field(Boolean(), "Put the prompt before the text.", default=False),
-    "suffix": refused(Text(), "Text after the answer.", unless=lambda suffix: suffix == ""),
-    "best_of": Field(Integer(1, 20), "Candidates per prompt; more than n is refused."),
+    "suffix": needs("suffix", Text(), "Text after the answer.", unless=lambda suffix: suffix == ""),
+    "best_of": Field(Integer(1, 20), "Candidates per prompt; more than n needs a backend that has it."),
     **ROUTING,
 }
 
@@ -95,8 +97,13 @@ class CompletionRequest:
     n: int
     echo: bool
     sampling: dict[str, Any]
+    response_format: dict[str, Any] | None
+    structured_outputs: dict[str, Any] | None
+    suffix: str | None
+    best_of: int | None
     ignored: tuple[str, ...]
     refused: tuple[str, ...]
+    needed: dict[str, Feature]
 
 
 def read_completion(body: Mapping[str, Any], *, strict: bool = False) -> CompletionRequest:
@@ -115,15 +122,17 @@ def read_completion(body: Mapping[str, Any], *, strict: bool = False) -> Complet
     best_of = values.get("best_of")
     if best_of is not None and best_of < n:
         problems.add("value_error", ("best_of",), f"best_of is {best_of}, less than n, which is {n}", best_of)
+    elif best_of is not None and best_of > n and values.get("stream"):
+        problems.add("value_error", ("best_of",), "best_of is not allowed when stream is true", best_of)
     problems.raise_if_any()
-    refused_names = checked.refused
+    needed = checked.needed
     if best_of is not None and best_of > n:
-        refused_names.append("best_of")
+        needed["best_of"] = "best_of"
     sampling = sampling_of(values)
     if "logprobs" in values:
         sampling["logprobs"] = values["logprobs"]
         if values.get("echo"):
-            refused_names.append("echo")
+            needed["echo"] = "echo_logprobs"
     return CompletionRequest(
         prompts=list(prompts),
         model=values.get("model"),
@@ -133,6 +142,11 @@ def read_completion(body: Mapping[str, Any], *, strict: bool = False) -> Complet
         n=n,
         echo=values.get("echo", False),
         sampling=sampling,
+        response_format=response_format_of(values),
+        structured_outputs=values.get("structured_outputs"),
+        suffix=values.get("suffix") or None,
+        best_of=best_of if "best_of" in needed else None,
         ignored=tuple(checked.ignored),
-        refused=tuple(refused_names),
+        refused=tuple(checked.refused),
+        needed=needed,
     )

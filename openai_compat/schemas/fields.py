@@ -238,6 +238,39 @@ class Object(Kind):
         return schema
 
 
+class Record(Kind):
+    """An object with known members, of which null equals absent; others pass unread. Gives it as it came."""
+
+    def __init__(self, members: Mapping[str, Kind], *, required: tuple[str, ...] = ()) -> None:
+        self._members = members
+        self._required = required
+
+    @override
+    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+        if type(value) is not dict:
+            return problems.add("dict_type", loc, "Input should be a valid object", value)
+        before = problems.count
+        for name, kind in self._members.items():
+            member = value.get(name)
+            if member is not None:
+                kind.check(member, (*loc, name), problems)
+            elif name in self._required:
+                problems.add("missing", (*loc, name), "Field required", None)
+        return INVALID if problems.count > before else value
+
+    @property
+    @override
+    def schema(self) -> Schema:
+        properties = {
+            name: kind.schema if name in self._required else nullable(kind.schema)
+            for name, kind in self._members.items()
+        }
+        schema: Schema = {"type": "object", "properties": properties}
+        if self._required:
+            schema["required"] = list(self._required)
+        return schema
+
+
 class Anything(Kind):
     """A field whose value nobody reads."""
 
@@ -331,7 +364,7 @@ def nullable(schema: Mapping[str, Any]) -> Schema:
     """`schema`, or null: for every optional field null equals absent."""
     if not schema:
         return {}
-    if isinstance(schema.get("type"), str) and "enum" not in schema:
+    if isinstance(schema.get("type"), str) and "enum" not in schema and "oneOf" not in schema:
         return {**schema, "type": [schema["type"], "null"]}
     return {"anyOf": [dict(schema), {"type": "null"}]}
 

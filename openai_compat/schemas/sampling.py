@@ -20,7 +20,12 @@ from openai_compat.schemas.fields import (
     Text,
 )
 from openai_compat.schemas.problems import Problems
-from openai_compat.schemas.table import Field, Table, harmless, refused
+from openai_compat.schemas.structured import (
+    ResponseFormat,
+    StructuredOutputs,
+    check_constraints_together,
+)
+from openai_compat.schemas.table import Field, Table, harmless, needs, refused
 
 MAX_TOKENS: Final = 1_000_000
 MAX_GRAMMAR_CHARS: Final = 65_536
@@ -67,6 +72,15 @@ SAMPLING: Final[Table] = {
     "grammar": Field(
         Text(min_length=1, max_length=MAX_GRAMMAR_CHARS), "GBNF that the whole answer must match."
     ),
+    "response_format": needs(
+        "structured_outputs",
+        ResponseFormat(),
+        "The form of the answer.",
+        unless=lambda form: form["type"] == "text",
+    ),
+    "structured_outputs": needs(
+        "structured_outputs", StructuredOutputs(), "vLLM's form of constrained output."
+    ),
     "stream": Field(Boolean(), "Answer with server-sent events.", default=False),
     "stream_options": Field(StreamOptions(), STREAM_OPTIONS_DOC),
     "backend": Field(Text(min_length=1), "Serve on this backend: litellm, vllm or llamacpp."),
@@ -79,7 +93,6 @@ SAMPLING: Final[Table] = {
     "safety_identifier": harmless(Text(), "An end user's id."),
     "privacy": refused(Anything(), "Where a prompt may go."),
     "receipt": refused(Anything(), "Proof of what was served."),
-    "structured_outputs": refused(Object(), "vLLM's form of constrained output."),
     "guided_json": refused(Anything(), "vLLM's older form of constrained output."),
     "guided_regex": refused(Text(), "vLLM's older form of constrained output."),
     "guided_choice": refused(ListOf(Text(), max_items=1024), "vLLM's older form of constrained output."),
@@ -118,6 +131,7 @@ def check_together(values: dict[str, Any], problems: Problems) -> None:
     if max_tokens is not None and min_tokens is not None and min_tokens > max_tokens:
         msg = f"min_tokens is {min_tokens}, more than max_tokens, which is {max_tokens}"
         problems.add("value_error", ("min_tokens",), msg, min_tokens)
+    check_constraints_together(values, problems)
     if values.get("top_k") == -1:
         values["top_k"] = 0
 

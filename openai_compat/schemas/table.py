@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
+from backends.types import Feature
 from openai_compat.schemas.fields import Anything, Kind, Schema, nullable
 from openai_compat.schemas.problems import INVALID, Problems
 
@@ -19,13 +20,16 @@ class Policy(Enum):
     """Known, of no use to this service: named in `x-llm-ignored`, no error even under `?strict=1`."""
     REFUSED = "refused"
     """Known, checked, and then 400 `unsupported_parameter`, except for the values that ask for nothing."""
+    FEATURE = "feature"
+    """Honoured where the backend has the field's feature, refused elsewhere, except for the values that ask for
+    nothing."""
     ROUTING = "routing"
     """Could carry our key to another server: 422 always."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field. `harmless_if` tells whether a refused field's checked value asks for nothing after all."""
+    """One field. `harmless_if` tells whether a checked value of it asks for nothing after all."""
 
     kind: Kind
     doc: str
@@ -33,6 +37,7 @@ class Field:
     required: bool = False
     default: Any = None
     harmless_if: Callable[[Any], bool] | None = None
+    feature: Feature | None = None
 
 
 Table = Mapping[str, Field]
@@ -60,13 +65,21 @@ def refused(kind: Kind, doc: str, *, unless: Callable[[Any], bool] | None = None
     return Field(kind, doc, Policy.REFUSED, harmless_if=unless)
 
 
+def needs(feature: Feature, kind: Kind, doc: str, *, unless: Callable[[Any], bool] | None = None) -> Field:
+    return Field(kind, doc, Policy.FEATURE, harmless_if=unless, feature=feature)
+
+
 @dataclass(slots=True)
 class Checked:
-    """What is left of a body: the checked values of the fields that were there and not null."""
+    """What is left of a body: the checked values of the fields that were there and not null.
+
+    `needed`: fields that only a backend with the feature can honour.
+    """
 
     values: dict[str, Any] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    needed: dict[str, Feature] = field(default_factory=dict)
 
 
 def check_body(body: Mapping[str, Any], table: Table, problems: Problems, *, strict: bool) -> Checked:
@@ -75,7 +88,6 @@ def check_body(body: Mapping[str, Any], table: Table, problems: Problems, *, str
     Under `strict` an unknown field is a problem; otherwise it is ignored by name.
     """
     checked = Checked()
-    values = checked.values
     for name, value in body.items():
         if value is None:
             continue
@@ -86,24 +98,30 @@ def check_body(body: Mapping[str, Any], table: Table, problems: Problems, *, str
             else:
                 checked.ignored.append(name)
             continue
-        policy = spec.policy
-        if policy is Policy.ROUTING:
+        if spec.policy is Policy.ROUTING:
             msg = "This field is not accepted: requests cannot choose where they are routed"
             problems.add("extra_forbidden", (name,), msg, None)
             continue
         result = spec.kind.check(value, (name,), problems)
-        if result is INVALID:
-            continue
-        if policy is Policy.HARMLESS:
-            checked.ignored.append(name)
-            continue
-        if policy is Policy.REFUSED and not (spec.harmless_if and spec.harmless_if(result)):
-            checked.refused.append(name)
-        values[name] = result
+        if result is not INVALID:
+            _sort(name, spec, result, checked)
     for name, spec in table.items():
         if spec.required and body.get(name) is None:
             problems.add("missing", (name,), "Field required", None)
     return checked
+
+
+def _sort(name: str, spec: Field, value: Any, checked: Checked) -> None:
+    if spec.policy is Policy.HARMLESS:
+        checked.ignored.append(name)
+        return
+    checked.values[name] = value
+    if spec.harmless_if is not None and spec.harmless_if(value):
+        return
+    if spec.policy is Policy.REFUSED:
+        checked.refused.append(name)
+    elif spec.feature is not None:
+        checked.needed[name] = spec.feature
 
 
 def json_schema(title: str, table: Table) -> Schema:
@@ -129,5 +147,6 @@ def json_schema(title: str, table: Table) -> Schema:
 _POLICY_PREFIX: Final = {
     Policy.HONOURED: "",
     Policy.HARMLESS: "Accepted and named in x-llm-ignored. ",
-    Policy.REFUSED: "Refused with unsupported_parameter where the model cannot honour it. ",
+    Policy.REFUSED: "Refused with unsupported_parameter. ",
+    Policy.FEATURE: "Refused with unsupported_parameter where the backend cannot honour it. ",
 }

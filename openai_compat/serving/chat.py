@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from backends.types import ChatPrompt, GenerationRequest
+from collections.abc import Mapping
+
+from backends.types import ChatPrompt, Feature, GenerationRequest
 from openai_compat.schemas.chat import ChatRequest
 from openai_compat.serving.answers import ChatAnswer, engine_request_id
+from openai_compat.serving.constraints import check_constraints
 from openai_compat.serving.exchange import Exchange
-from openai_compat.serving.gateway import Gateway, Target, refuse, require_capability
+from openai_compat.serving.gateway import (
+    Gateway,
+    Target,
+    has_feature,
+    refuse,
+    require_capability,
+    require_features,
+)
 from openai_compat.serving.messages import normalise
 from openai_compat.serving.sampling import resolve
 
@@ -14,14 +24,19 @@ from openai_compat.serving.sampling import resolve
 def serve_chat(gateway: Gateway, asked: ChatRequest, request_id: str) -> Exchange:
     """Pick the model, judge what only the model can judge, and prepare the answer.
 
-    Raises: BackendNotAvailable, UnknownModel, UnsupportedParameter.
+    Raises: BackendNotAvailable, UnknownModel, UnsupportedParameter, InvalidGrammar.
     """
     target = gateway.resolve(asked.model, asked.backend)
     card = target.card
     require_capability(card, "chat", what="chat")
     refuse(asked.refused, card)
+    needed, ignored = _without_idle_effort(asked, target)
+    require_features(needed, target)
+    check_constraints(asked)
+    takes_tools = has_feature(target, "tools")
     prompt = ChatPrompt(
         messages=normalise(asked.messages, vision="vision" in card.capabilities, model=card.id),
+        tools=asked.tools if takes_tools else None,
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
         template_kwargs=_template_kwargs(gateway, asked, target),
@@ -41,8 +56,21 @@ def serve_chat(gateway: Gateway, asked: ChatRequest, request_id: str) -> Exchang
         sampling=sampling,
         n=asked.n,
         stream=asked.stream,
+        tool_choice=asked.tool_choice if takes_tools else None,
+        parallel_tool_calls=asked.parallel_tool_calls if takes_tools else None,
+        response_format=asked.response_format,
+        structured_outputs=asked.structured_outputs,
+        reasoning_effort=asked.reasoning_effort if has_feature(target, "reasoning_effort") else None,
     )
-    return Exchange(gateway, target, request, answer, asked.ignored)
+    return Exchange(gateway, target, request, answer, ignored)
+
+
+def _without_idle_effort(asked: ChatRequest, target: Target) -> tuple[Mapping[str, Feature], tuple[str, ...]]:
+    """What the target must have, and what is ignored: to a model that does not reason an effort says nothing."""
+    name: Feature = "reasoning_effort"
+    if asked.reasoning_effort is None or has_feature(target, name) or "reasoning" in target.card.capabilities:
+        return asked.needed, asked.ignored
+    return {key: value for key, value in asked.needed.items() if key != name}, (*asked.ignored, name)
 
 
 def _template_kwargs(gateway: Gateway, asked: ChatRequest, target: Target) -> dict[str, object]:

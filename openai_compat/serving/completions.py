@@ -5,15 +5,17 @@ from __future__ import annotations
 from backends.types import GenerationRequest, TextPrompt, TokenPrompt
 from openai_compat.schemas.completions import CompletionRequest
 from openai_compat.serving.answers import CompletionAnswer, engine_request_id
+from openai_compat.serving.constraints import check_constraints
 from openai_compat.serving.exchange import Exchange
-from openai_compat.serving.gateway import Gateway, refuse, require_capability
+from openai_compat.serving.gateway import Gateway, refuse, require_capability, require_features
 from openai_compat.serving.sampling import resolve
 
 
 def serve_completion(gateway: Gateway, asked: CompletionRequest, request_id: str) -> Exchange:
     """Pick the model, judge what only the model can judge, and prepare the answer.
 
-    Raises: BackendNotAvailable, UnknownModel, UnsupportedParameter, ValidationFailed (no default model).
+    Raises: BackendNotAvailable, UnknownModel, UnsupportedParameter, InvalidGrammar, ValidationFailed (no default
+    model).
     """
     if asked.model is None:
         target = gateway.resolve_default(asked.backend)
@@ -22,6 +24,8 @@ def serve_completion(gateway: Gateway, asked: CompletionRequest, request_id: str
     card = target.card
     require_capability(card, "completion", "chat", what="text completion")
     refuse(asked.refused, card)
+    require_features(asked.needed, target)
+    check_constraints(asked)
     prompts = tuple(
         TextPrompt(text=prompt) if isinstance(prompt, str) else TokenPrompt(token_ids=prompt)
         for prompt in asked.prompts
@@ -42,5 +46,9 @@ def serve_completion(gateway: Gateway, asked: CompletionRequest, request_id: str
         n=asked.n,
         stream=asked.stream,
         echo=asked.echo,
+        response_format=asked.response_format,
+        structured_outputs=asked.structured_outputs,
+        suffix=asked.suffix,
+        best_of=asked.best_of,
     )
     return Exchange(gateway, target, request, answer, asked.ignored)

@@ -14,7 +14,8 @@ from backends.errors import (
     Draining,
     UnsupportedParameter,
 )
-from models.card import Capability, ModelCard
+from backends.types import Feature
+from models.card import Capability, ModelCard, RemoteSource
 from models.catalogue import Catalogue
 from openai_compat.admission import Admission
 from openai_compat.config import WireConfig
@@ -135,3 +136,20 @@ def refuse(fields: tuple[str, ...], card: ModelCard) -> None:
         raise UnsupportedParameter(
             f"The model {card.id!r} does not support {fields[0]!r} with this value", param=fields[0]
         )
+
+
+def require_features(needed: Mapping[str, Feature], target: Target) -> None:
+    """`needed`: fields, and what a backend must have to honour them. Raises: UnsupportedParameter for the first that
+    the target cannot."""
+    refuse(tuple(name for name, feature in needed.items() if not has_feature(target, feature)), target.card)
+
+
+def has_feature(target: Target, feature: Feature) -> bool:
+    """Whether a request for it is passed on. Whoever serves a remote model judges it himself; of a local one the card
+    says whether it was made for tools."""
+    if feature not in target.backend.features:
+        return False
+    if feature != "tools" or "tools" in target.card.capabilities:
+        return True
+    sources = target.card.sources.items()
+    return any(kind == target.kind and isinstance(source, RemoteSource) for kind, source in sources)

@@ -211,7 +211,6 @@ HARMLESS = {
     "prompt_cache_key": "k",
     "safety_identifier": "s",
     "parallel_tool_calls": True,
-    "reasoning_effort": "low",
 }
 
 
@@ -222,19 +221,11 @@ def test_a_harmless_field_is_ignored_by_name_even_when_strict() -> None:
 @pytest.mark.parametrize(
     ("fields", "refused"),
     [
-        ({"tools": [TOOL]}, ("tools",)),
-        ({"tools": [TOOL], "tool_choice": "required"}, ("tools", "tool_choice")),
-        ({"tools": [TOOL], "tool_choice": "none"}, ()),
-        ({"functions": [{"name": "f"}]}, ("functions",)),
-        ({"functions": [{"name": "f"}], "function_call": "none"}, ()),
-        ({"response_format": {"type": "text"}}, ()),
-        ({"response_format": {"type": "json_object"}}, ("response_format",)),
         ({"modalities": ["text"]}, ()),
         ({"modalities": ["text", "audio"]}, ("modalities",)),
         ({"audio": {"voice": "x"}}, ("audio",)),
         ({"prediction": {"type": "content"}}, ("prediction",)),
         ({"web_search_options": {}}, ("web_search_options",)),
-        ({"structured_outputs": {"json": {}}}, ("structured_outputs",)),
         ({"guided_json": {}}, ("guided_json",)),
         ({"privacy": "local"}, ("privacy",)),
         ({"receipt": True}, ("receipt",)),
@@ -244,6 +235,113 @@ def test_a_field_that_cannot_be_honoured_is_refused_unless_it_asks_for_nothing(
     fields: dict[str, Any], refused: tuple[str, ...]
 ) -> None:
     assert read(**fields).refused == refused
+
+
+@pytest.mark.parametrize(
+    ("fields", "needed"),
+    [
+        ({"tools": [TOOL]}, {"tools": "tools"}),
+        ({"tools": [TOOL], "tool_choice": "required"}, {"tools": "tools", "tool_choice": "tools"}),
+        ({"tools": [TOOL], "tool_choice": "none"}, {}),
+        ({"functions": [{"name": "f"}]}, {"functions": "tools"}),
+        ({"functions": [{"name": "f"}], "function_call": "none"}, {}),
+        ({"response_format": {"type": "text"}}, {}),
+        ({"response_format": {"type": "json_object"}}, {"response_format": "structured_outputs"}),
+        ({"structured_outputs": {"json": {}}}, {"structured_outputs": "structured_outputs"}),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "reasoning_effort"}),
+    ],
+)
+def test_a_field_says_what_its_backend_must_have_unless_it_asks_for_nothing(
+    fields: dict[str, Any], needed: dict[str, str]
+) -> None:
+    assert read(**fields).needed == needed
+
+
+def test_functions_become_tools_and_their_choice_a_tool_choice() -> None:
+    old = read(functions=[{"name": "f", "strict": None}], function_call={"name": "f"})
+    new = read(
+        tools=[{"type": "function", "function": {"name": "f"}}],
+        tool_choice={"type": "function", "function": {"name": "f"}},
+    )
+
+    assert (old.tools, old.tool_choice) == (new.tools, new.tool_choice)
+    assert old.tools == [{"type": "function", "function": {"name": "f"}}]
+
+
+def test_both_forms_of_tools_at_once_are_a_problem() -> None:
+    assert problem(tools=[TOOL], functions=[{"name": "g"}])["param"] == "functions"
+
+
+def test_parallel_tool_calls_belongs_to_tools() -> None:
+    asked = read(tools=[TOOL], parallel_tool_calls=False)
+
+    assert (asked.parallel_tool_calls, asked.ignored) == (False, ())
+
+
+STRUCTURED = {
+    "json": {"type": "object"},
+    "regex": "[a-z]+",
+    "choice": ["a", "b"],
+    "grammar": "root ::= 'a'",
+    "json_object": True,
+    "structural_tag": {"triggers": ["<f"]},
+}
+
+
+@pytest.mark.parametrize("member", STRUCTURED)
+def test_structured_outputs_take_one_constraint_beside_options(member: str) -> None:
+    given = {member: STRUCTURED[member], "disable_any_whitespace": True, "whitespace_pattern": None}
+
+    asked = read(structured_outputs=given)
+
+    assert asked.structured_outputs == {member: STRUCTURED[member], "disable_any_whitespace": True}
+
+
+def test_a_schema_given_as_text_becomes_an_object() -> None:
+    asked = read(structured_outputs={"json": '{"type": "object"}'})
+
+    assert asked.structured_outputs == {"json": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({}, ""),
+        ({"json": None}, ""),
+        ({"json": {}, "regex": "a"}, ""),
+        ({"json": "{"}, ".json"),
+        ({"json": [1]}, ".json"),
+        ({"json": True}, ".json"),
+        ({"regex": ""}, ".regex"),
+        ({"regex": 5}, ".regex"),
+        ({"choice": []}, ".choice"),
+        ({"choice": "ab"}, ".choice"),
+        ({"choice": ["a", ""]}, ".choice.1"),
+        ({"choice": ["a"] * 1025}, ".choice"),
+        ({"json_object": False}, ".json_object"),
+        ({"json": {}, "backend": "xgrammar"}, ".backend"),
+        ({"json": {}, "disable_any_whitespace": 1}, ".disable_any_whitespace"),
+        ([], ""),
+    ],
+)
+def test_structured_outputs_of_another_shape_are_a_problem(given: Any, param: str) -> None:
+    assert problem(structured_outputs=given)["param"] == f"structured_outputs{param}"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"grammar": "root ::= [a]", "response_format": {"type": "json_object"}},
+        {"grammar": "root ::= [a]", "structured_outputs": {"regex": "a"}},
+        {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+    ],
+)
+def test_two_constraints_at_once_are_a_problem(fields: dict[str, Any]) -> None:
+    assert "Only one of" in problem(**fields)["msg"]
+
+
+def test_a_constraint_beside_plain_text_is_none() -> None:
+    assert read(grammar="root ::= [a]", response_format={"type": "text"}).response_format is None
 
 
 def test_max_completion_tokens_wins_over_max_tokens() -> None:

@@ -83,20 +83,28 @@ def test_the_number_of_choices_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "refused"),
+    ("fields", "needed"),
     [
-        ({"suffix": "x"}, ("suffix",)),
-        ({"suffix": ""}, ()),
-        ({"best_of": 1}, ()),
-        ({"best_of": 3, "n": 3}, ()),
-        ({"best_of": 3, "n": 2}, ("best_of",)),
-        ({"echo": True}, ()),
-        ({"echo": False, "logprobs": 1}, ()),
-        ({"echo": True, "logprobs": 1}, ("echo",)),
+        ({"suffix": "x"}, {"suffix": "suffix"}),
+        ({"suffix": ""}, {}),
+        ({"best_of": 1}, {}),
+        ({"best_of": 3, "n": 3}, {}),
+        ({"best_of": 3, "n": 2}, {"best_of": "best_of"}),
+        ({"echo": True}, {}),
+        ({"echo": False, "logprobs": 1}, {}),
+        ({"echo": True, "logprobs": 1}, {"echo": "echo_logprobs"}),
+        ({"structured_outputs": {"regex": "a"}}, {"structured_outputs": "structured_outputs"}),
+        ({"response_format": {"type": "json_object"}}, {"response_format": "structured_outputs"}),
+        ({"response_format": {"type": "text"}}, {}),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(fields: dict[str, Any], refused: tuple[str, ...]) -> None:
-    assert read(**fields).refused == refused
+def test_a_field_says_what_its_backend_must_have(fields: dict[str, Any], needed: dict[str, str]) -> None:
+    assert read(**fields).needed == needed
+
+
+def test_best_of_does_not_stream() -> None:
+    assert param(best_of=3, n=2, stream=True) == "best_of"
+    assert read(best_of=2, n=2, stream=True).best_of is None
 
 
 def test_best_of_is_at_least_n() -> None:
