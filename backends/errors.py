@@ -19,7 +19,8 @@
         ├── InsufficientMemory          the model does not fit beside what is busy
         ├── BackendTimeout              a deadline passed
         └── UpstreamError               a remote server answered nonsense or an error of its own
-            └── UpstreamAuthFailed      a remote server refused our key
+            ├── UpstreamAuthFailed      a remote server refused our key
+            └── UpstreamRateLimited     a remote server takes no more requests for now
 
 `models.errors` holds the errors of the catalogue; both trees travel over the runner's wire.
 """
@@ -145,3 +146,7 @@ class UpstreamError(BackendError):
 
 class UpstreamAuthFailed(UpstreamError):
     """A remote server refused our key. Never the caller's 401."""
+
+
+class UpstreamRateLimited(UpstreamError):
+    """A remote server takes no more requests for now; `retry_after_s` is its own hint."""

@@ -138,6 +138,7 @@ ROWS: dict[type[Exception], Row] = {
     be.BackendTimeout: Row(504, "timeout_error", "timeout"),
     be.UpstreamError: Row(502, "upstream_error", "upstream_error"),
     be.UpstreamAuthFailed: Row(502, "upstream_error", "upstream_auth"),
+    be.UpstreamRateLimited: Row(429, "rate_limit_error", "rate_limit_exceeded", 1.0),
     me.ModelError: _INTERNAL,
     me.UnknownModel: Row(404, _INVALID, "model_not_found"),
     me.UnusableModel: Row(422, _INVALID, "validation_error"),
