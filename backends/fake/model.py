@@ -7,27 +7,23 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from itertools import chain, cycle, islice
 
 from typing_extensions import override
 
 from backends.clock import Clock
 from backends.errors import BackendFailed, ContextLengthExceeded, UnsupportedParameter
 from backends.fake import tokens
+from backends.fake.intent import Intent, intent_of
+from backends.fake.sequence import Answer, Sequence
 from backends.loader import LoadedModel
-from backends.stop import StopMatcher
 from backends.types import (
     ChatPrompt,
-    ChoiceFinished,
     EventBatch,
     Finished,
     FinishReason,
     GenerationRequest,
     Prompt,
-    SamplingParams,
     Started,
-    TextDelta,
-    TokenLogprobs,
     TokenPrompt,
     Usage,
 )
@@ -61,8 +57,8 @@ class FakeModel(LoadedModel):
     """Says its script's reply, or the prompt's text, once.
 
     It has one continuation per prompt: temperature, penalties and seed change nothing, all `n` choices are
-    equal. `ignore_eos`, `min_tokens` and a script's `num_tokens` repeat the text. What would need a
-    distribution over tokens (`logit_bias`, `grammar`) is refused.
+    equal. `ignore_eos`, `min_tokens` and a script's `num_tokens` repeat the text, unless it meets a schema. What would
+    need a distribution over tokens (`logit_bias`, `grammar`) is refused. Tools, reasoning, schemas: `intent`.
     """
 
     def __init__(self, card_id: str, script: FakeScript, clock: Clock) -> None:
@@ -115,7 +111,7 @@ class FakeModel(LoadedModel):
                     param="messages" if isinstance(prompt, ChatPrompt) else "prompt",
                 )
         choices = [
-            _Choice(p * request.n + i, self._answer(prompt, size, request.sampling), prompt, request)
+            Sequence(p * request.n + i, self._answer(prompt, size, request), prompt, request)
             for p, (prompt, size) in enumerate(zip(request.prompts, counts, strict=True))
             for i in range(request.n)
         ]
@@ -141,7 +137,11 @@ class FakeModel(LoadedModel):
                 if active:
                     due = first + steps * self._script.itl_s
                     await run.wait(max(0.0, due - self._clock.now()) if self._script.itl_s else 0.0)
-            usage = Usage(sum(counts), sum(choice.sampled for choice in choices))
+            usage = Usage(
+                sum(counts),
+                sum(choice.sampled for choice in choices),
+                reasoning_tokens=sum(choice.thought for choice in choices),
+            )
             done = self._clock.now()
             times = (queue_ms, (first - started) * 1000, (done - first) * 1000)
             batch.append(Finished(usage, *times))
@@ -153,21 +153,32 @@ class FakeModel(LoadedModel):
             return max(1, int((self._clock.now() - first) / self._script.itl_s) + 1 - taken)
         return 1 if stream else STEPS_BETWEEN_PAUSES
 
-    def _answer(self, prompt: Prompt, size: int, sampling: SamplingParams) -> _Answer:
-        said = tokens.split(tokens.text_of(prompt) if self._script.reply is None else self._script.reply)
+    def _answer(self, prompt: Prompt, size: int, request: GenerationRequest) -> Answer:
+        intent, sampling = intent_of(prompt, request), request.sampling
+        before = len(intent.thoughts) + sum(call.num_tokens for call in intent.calls)
         room = self.context_length - size
         limit = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
-        wanted: int | None = len(said) if self._script.num_tokens is None else self._script.num_tokens
-        if sampling.ignore_eos:
+        said, wanted = self._said(prompt, intent)
+        if wanted is not None:
+            wanted += before
+        if not intent.is_fixed and sampling.ignore_eos:
             wanted = None
-        elif wanted is not None and wanted < sampling.min_tokens:
+        elif not intent.is_fixed and wanted is not None and wanted < sampling.min_tokens:
             wanted = sampling.min_tokens
         if wanted is not None and wanted <= limit:
             # An end of turn that falls together with the limit was not sampled any more: `length`, as in an
             # engine.
-            reason: FinishReason = "stop" if wanted < limit else "length"
-            return _Answer(said or [" fake"], wanted, reason)
-        return _Answer(said or [" fake"], limit, "length")
+            end: FinishReason = "tool_calls" if intent.calls else "stop"
+            return Answer(intent, said, wanted, end if wanted < limit else "length")
+        return Answer(intent, said, limit, "length")
+
+    def _said(self, prompt: Prompt, intent: Intent) -> tuple[list[str], int | None]:
+        """The text's tokens (repeated as often as it takes), and how many it has."""
+        if intent.said is not None or intent.calls:
+            said = intent.said or []
+            return said, 0 if intent.calls else len(said)
+        said = tokens.split(tokens.text_of(prompt) if self._script.reply is None else self._script.reply)
+        return said or [" fake"], len(said) if self._script.num_tokens is None else self._script.num_tokens
 
     def _check(self, request: GenerationRequest) -> None:
         sampling = request.sampling
@@ -218,74 +229,6 @@ class FakeModel(LoadedModel):
             self._queue.popleft().grant()
         else:
             self._running -= 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    said: list[str]
-    """Repeated as often as `length` needs."""
-    length: int
-    reason: FinishReason
-
-
-class _Choice:
-    """One sequence: which token comes next, and which events that makes."""
-
-    def __init__(self, index: int, answer: _Answer, prompt: Prompt, request: GenerationRequest) -> None:
-        self.index = index
-        self.sampled = 0
-        self.finished = False
-        self._answer = answer
-        again = [f" {answer.said[0].lstrip()}", *answer.said[1:]]
-        self._tokens = islice(chain(answer.said, cycle(again)), answer.length)
-        self._sampling = request.sampling
-        self._matcher = StopMatcher(request.sampling.stop)
-        self._echo = tokens.text_of(prompt) if request.echo else ""
-        self._unsaid = 0
-        self._logprobs: list[TokenLogprobs] = []
-
-    def step(self, out: EventBatch) -> None:
-        """Sample one token, or end."""
-        if self._echo:
-            out.append(TextDelta(self.index, self._echo, 0))
-            self._echo = ""
-        token = next(self._tokens, None)
-        if token is None:
-            self._end(out, self._answer.reason, None)
-            return
-        self.sampled += 1
-        self._unsaid += 1
-        if self._sampling.logprobs is not None:
-            self._logprobs.append(tokens.logprobs(token, self._sampling.logprobs))
-        if self.sampled <= self._sampling.min_tokens:
-            self._say(out, token)
-        elif (number := tokens.token_id(token)) in self._sampling.stop_token_ids:
-            self._end(out, "stop", number)
-            return
-        else:
-            self._say(out, self._matcher.feed(token))
-        if self._matcher.matched is not None:
-            self._end(out, "stop", self._matcher.matched)
-        elif self.sampled == self._answer.length and self._answer.reason == "length":
-            self._end(out, "length", None)
-
-    def _say(self, out: EventBatch, text: str) -> None:
-        if text:
-            out.append(TextDelta(self.index, text, self._unsaid, self._taken()))
-            self._unsaid = 0
-
-    def _end(self, out: EventBatch, reason: FinishReason, stop_reason: str | int | None) -> None:
-        self._say(out, self._matcher.flush())
-        if self._matcher.matched is not None:
-            reason, stop_reason = "stop", self._matcher.matched
-        out.append(ChoiceFinished(self.index, reason, stop_reason, self._taken() or None))
-        self.finished = True
-
-    def _taken(self) -> tuple[TokenLogprobs, ...] | None:
-        if self._sampling.logprobs is None:
-            return None
-        taken, self._logprobs = tuple(self._logprobs), []
-        return taken
 
 
 class _Run:

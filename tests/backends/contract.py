@@ -8,6 +8,7 @@ it). Nothing in here may depend on what the model says, only on what the backend
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from itertools import count
@@ -32,6 +33,7 @@ from backends.types import (
     TextPrompt,
     TokenLogprobs,
     TokenPrompt,
+    ToolCallDelta,
 )
 from models.errors import UnknownModel
 
@@ -42,6 +44,17 @@ CHAT = ChatPrompt(
         {"role": "user", "content": "Tell me what a river is and where it ends, please."},
     ]
 )
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "enum": ["Oslo"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+"""A schema that one text meets, whatever the model."""
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": f"Get the {name}", "parameters": CITY}}
+    for name in ("weather", "time")
+]
 PATIENCE_S = 30.0
 
 _ids = count()
@@ -50,7 +63,7 @@ _ids = count()
 def request(model: str, prompt: Prompt | Sequence[Prompt] = PROMPT, **fields: Any) -> GenerationRequest:
     """Greedy, 12 tokens unless told otherwise. Fields of SamplingParams and of GenerationRequest may be
     mixed."""
-    outer = {k: fields.pop(k) for k in ("n", "stream", "echo", "request_id") if k in fields}
+    outer = {k: fields.pop(k) for k in GenerationRequest.__struct_fields__ if k in fields}
     sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": 12, **fields})
     prompts = tuple(prompt) if isinstance(prompt, list | tuple) else (prompt,)
     return GenerationRequest(
@@ -72,6 +85,13 @@ async def events_of(
 
 def text_of(events: Sequence[Event], index: int = 0) -> str:
     return "".join(e.text for e in events if isinstance(e, TextDelta) and e.index == index)
+
+
+def calls_of(events: Sequence[Event], index: int = 0) -> list[list[ToolCallDelta]]:
+    """The deltas of one choice's tool calls, call by call."""
+    deltas = [e for e in events if isinstance(e, ToolCallDelta) and e.index == index]
+    number = max((delta.call_index for delta in deltas), default=-1) + 1
+    return [[delta for delta in deltas if delta.call_index == i] for i in range(number)]
 
 
 def endings_of(events: Sequence[Event]) -> dict[int, ChoiceFinished]:
@@ -331,6 +351,47 @@ class BackendContract:
 
     async def test_logprobs_that_were_not_asked_for_do_not_come(self, backend: Backend, model: str):
         assert logprobs_of(await events_of(backend, request(model))) == []
+
+    @pytest.mark.parametrize("stream", [False, True])
+    @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "time"}}])
+    async def test_a_tool_that_must_be_called_is(
+        self, backend: Backend, model: str, choice: str | dict[str, Any], stream: bool
+    ):
+        if "tools" not in backend.features:
+            pytest.skip("takes no tools")
+        chat = ChatPrompt(messages=CHAT.messages, tools=TOOLS)
+        events = await events_of(
+            backend, request(model, chat, tool_choice=choice, max_tokens=100, stream=stream)
+        )
+        calls = calls_of(events)
+        first, *others = calls[0]
+
+        assert first.id
+        assert first.name == "time" if isinstance(choice, dict) else first.name in ("weather", "time")
+        assert all((delta.id, delta.name) == (None, None) for delta in others)
+        assert json.loads("".join(delta.arguments for delta in calls[0])) == {"city": "Oslo"}
+        assert all(delta.arguments for delta in others)
+        assert text_of(events) == ""
+        assert endings_of(events)[0].finish_reason == "tool_calls"
+        assert [e.call_index for e in events if isinstance(e, ToolCallDelta) and e.id] == [*range(len(calls))]
+
+    @pytest.mark.parametrize(
+        "constraint",
+        [
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "c", "schema": CITY}}},
+            {"structured_outputs": {"json": CITY}},
+        ],
+        ids=lambda constraint: next(iter(constraint)),
+    )
+    async def test_what_a_schema_asks_for_comes_out(
+        self, backend: Backend, model: str, constraint: dict[str, Any]
+    ):
+        if "structured_outputs" not in backend.features:
+            pytest.skip("takes no schemas")
+        events = await events_of(backend, request(model, CHAT, max_tokens=100, **constraint))
+
+        assert json.loads(text_of(events)) == {"city": "Oslo"}
+        assert endings_of(events)[0].finish_reason == "stop"
 
     async def test_a_prompt_that_leaves_no_room_is_refused_before_any_event(
         self, backend: Backend, model: str

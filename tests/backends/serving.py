@@ -46,7 +46,7 @@ async def serving(app: Starlette) -> AsyncIterator[str]:
 @asynccontextmanager
 async def served(backend: Backend, token: str | None = None) -> AsyncIterator[RunnerClient]:
     async with serving(create_runner_app(backend, token=token)) as url:
-        client = RunnerClient(backend.kind, url, token)
+        client = RunnerClient(backend.kind, url, token, features=backend.features)
         await client.start()
         try:
             yield client

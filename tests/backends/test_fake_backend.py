@@ -11,20 +11,44 @@ from hypothesis import strategies as st
 
 from backends.base import Backend
 from backends.clock import MonotonicClock
-from backends.errors import BackendFailed, UnsupportedParameter
+from backends.errors import BackendFailed, InvalidGrammar, UnsupportedParameter
 from backends.fake import FakeLoader, FakeModel, FakeScript, tokens
+from backends.fake.instances import instance
 from backends.pool import PooledBackend
-from backends.types import ChatPrompt, EventBatch, GenerationRequest, TextDelta, TextPrompt
+from backends.registry import FEATURES
+from backends.types import (
+    ChatPrompt,
+    ChoiceFinished,
+    EventBatch,
+    Finished,
+    GenerationRequest,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    TextPrompt,
+)
 from models.errors import UnusableModel
 from tests.backends.clocks import FakeClock
-from tests.backends.contract import BackendContract, endless, events_of, request, text_of
+from tests.backends.contract import (
+    TOOLS,
+    BackendContract,
+    calls_of,
+    endings_of,
+    endless,
+    events_of,
+    finished_of,
+    request,
+    text_of,
+)
 from tests.backends.serving import served
 
 SCRIPT = FakeScript(context_length=2000, itl_s=0.001)
 
 
 def a_pool(script: FakeScript | None = None) -> PooledBackend:
-    return PooledBackend(FakeLoader({"fake-echo": script or SCRIPT}))
+    backend = PooledBackend(FakeLoader({"fake-echo": script or SCRIPT}))
+    backend.features = FEATURES["fake"]
+    return backend
 
 
 @pytest.fixture
@@ -81,6 +105,136 @@ async def test_what_needs_a_distribution_is_refused(backend: Backend, fields: di
         await events_of(backend, request("fake-echo", **fields))
 
     assert refused.value.param == next(iter(fields))
+
+
+THINK = ChatPrompt(
+    messages=[{"role": "user", "content": "look at this"}],
+    tools=TOOLS,
+    template_kwargs={"enable_thinking": True},
+)
+
+
+async def test_it_thinks_before_it_speaks_and_counts_what_it_thought(backend: Backend):
+    events = await events_of(backend, request("fake-echo", THINK, stream=True))
+    kinds = [type(e) for e in events]
+    thoughts = kinds.count(ReasoningDelta)
+
+    assert "".join(e.text for e in events if isinstance(e, ReasoningDelta)) == "They said: look at this"
+    assert kinds == [Started, *[ReasoningDelta] * thoughts, *[TextDelta] * 3, ChoiceFinished, Finished]
+    assert finished_of(events).usage.reasoning_tokens == thoughts
+    assert finished_of(events).usage.completion_tokens == thoughts + 3
+
+
+async def test_thinking_that_reaches_the_limit_ends_with_length(backend: Backend):
+    events = await events_of(backend, request("fake-echo", THINK, max_tokens=2))
+
+    assert [type(e) for e in events] == [Started, ReasoningDelta, ReasoningDelta, ChoiceFinished, Finished]
+    assert endings_of(events)[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("effort", "kwargs", "thinks"),
+    [
+        (None, {}, False),
+        ("none", {}, False),
+        ("low", {}, True),
+        ("low", {"enable_thinking": False}, False),
+        ("none", {"enable_thinking": True}, True),
+    ],
+)
+async def test_an_effort_makes_it_think_unless_the_template_is_told_otherwise(
+    backend: Backend, effort: str | None, kwargs: dict[str, object], thinks: bool
+):
+    chat = ChatPrompt(messages=THINK.messages, template_kwargs=kwargs)
+    events = await events_of(backend, request("fake-echo", chat, reasoning_effort=effort))
+
+    assert any(isinstance(e, ReasoningDelta) for e in events) == thinks
+
+
+async def test_a_tool_the_user_names_is_called_and_no_other(backend: Backend):
+    named = ChatPrompt(messages=[{"role": "user", "content": "What time is it?"}], tools=TOOLS)
+    answered = ChatPrompt(messages=[*named.messages, {"role": "tool", "content": "noon"}], tools=TOOLS)
+    unnamed = ChatPrompt(messages=[{"role": "user", "content": "Hi"}], tools=TOOLS)
+    calls = [
+        [call[0].name for call in calls_of(await events_of(backend, request("fake-echo", prompt)))]
+        for prompt in (named, answered, unnamed)
+    ]
+
+    assert calls == [["time"], [], []]
+
+
+async def test_a_choice_of_none_calls_no_tool(backend: Backend):
+    named = ChatPrompt(messages=[{"role": "user", "content": "What time is it?"}], tools=TOOLS)
+    events = await events_of(backend, request("fake-echo", named, tool_choice="none"))
+
+    assert text_of(events) == "What time is it?"
+
+
+async def test_parallel_calls_take_all_tools_in_order_with_ids_of_their_own(backend: Backend):
+    chat = ChatPrompt(messages=THINK.messages, tools=TOOLS)
+    events = await events_of(
+        backend, request("fake-echo", chat, tool_choice="required", parallel_tool_calls=True, max_tokens=50)
+    )
+    firsts = [call[0] for call in calls_of(events)]
+
+    assert [first.name for first in firsts] == ["weather", "time"]
+    assert len({first.id for first in firsts}) == 2
+
+
+async def test_a_call_that_reaches_the_limit_ends_with_length(backend: Backend):
+    chat = ChatPrompt(messages=THINK.messages, tools=TOOLS)
+    events = await events_of(backend, request("fake-echo", chat, tool_choice="required", max_tokens=2))
+
+    assert endings_of(events)[0].finish_reason == "length"
+
+
+async def test_it_says_the_first_of_its_choices(backend: Backend):
+    events = await events_of(backend, request("fake-echo", structured_outputs={"choice": ["red", "blue"]}))
+
+    assert text_of(events) == "red"
+
+
+@pytest.mark.parametrize("name", ["regex", "grammar", "structural_tag"])
+async def test_a_constraint_it_cannot_meet_is_refused_by_name(backend: Backend, name: str):
+    with pytest.raises(UnsupportedParameter) as refused:
+        await events_of(backend, request("fake-echo", structured_outputs={name: "a"}))
+
+    assert refused.value.param == f"structured_outputs.{name}"
+
+
+@pytest.mark.parametrize(
+    ("schema", "made"),
+    [
+        ({"type": "object", "properties": {"a": {"type": "string"}, "b": {}}}, {"a": "fake"}),
+        ({"properties": {"a": {"type": "integer"}, "b": {"const": 5}}, "required": ["b"]}, {"b": 5}),
+        ({"type": "array", "items": {"type": "boolean"}, "minItems": 2}, [True, True]),
+        ({"type": ["string", "null"], "minLength": 6}, "fakefa"),
+        ({"type": "string", "maxLength": 2}, "fa"),
+        ({"type": "string", "format": "date"}, "2024-01-01"),
+        ({"type": "integer", "minimum": 3}, 3),
+        ({"type": "number", "exclusiveMaximum": -1}, -2),
+        ({"anyOf": [{"type": "null"}, {"type": "string"}]}, None),
+        ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"enum": ["x", "y"]}}}, "x"),
+    ],
+)
+def test_an_instance_meets_its_schema(schema: dict[str, object], made: object):
+    assert instance(schema) == made
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"$ref": "#/$defs/none"},
+        {"type": "string", "pattern": "a+"},
+        {"type": "strong"},
+        {"type": "object", "properties": [], "required": ["a"]},
+        False,
+    ],
+)
+def test_a_schema_without_a_known_instance_is_refused(schema: object):
+    with pytest.raises(InvalidGrammar):
+        instance(schema)
 
 
 async def started(model: FakeModel, wanted: GenerationRequest) -> AsyncGenerator[EventBatch, None]:
