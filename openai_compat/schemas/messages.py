@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 from typing_extensions import override
 
-from openai_compat.schemas.fields import Kind, Schema, check_length
+from openai_compat.schemas.fields import Kind, ListOf, Object, OneOf, Record, Schema, Text, check_length
 from openai_compat.schemas.problems import INVALID, Loc, Problems
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
@@ -55,12 +55,7 @@ def _check_message(message: Any, index: int, loc: Loc, problems: Problems) -> No
             problems.add("literal_error", (*loc, "role"), _ROLE_MSG, role)
         return
     _check_content(message, role, index, loc, problems)
-    for key in ("name", "refusal", "tool_call_id", "reasoning_content", "reasoning"):
-        text = message.get(key)
-        if text is not None and type(text) is not str:
-            problems.add("string_type", (*loc, key), "Input should be a valid string", text)
-    if role == "assistant":
-        _check_calls(message, loc, problems)
+    (_ASSISTANT if role == "assistant" else _ANYONE).check(message, loc, problems)
 
 
 def _check_content(message: dict[str, Any], role: str, index: int, loc: Loc, problems: Problems) -> None:
@@ -116,76 +111,49 @@ def _check_media(part: dict[str, Any], kind: str, loc: Loc, problems: Problems) 
     media = part.get(kind)
     if media is None:
         problems.add("missing", loc, "Field required", None)
-    elif type(media) is not dict:
-        problems.add("dict_type", loc, "Input should be a valid object", media)
-    elif kind.endswith("_url") and type(media.get("url")) is not str:
-        problems.add("string_type", (*loc, "url"), "Input should be a valid string", media.get("url"))
-
-
-def _check_calls(message: dict[str, Any], loc: Loc, problems: Problems) -> None:
-    calls = message.get("tool_calls")
-    if calls is not None:
-        at = (*loc, "tool_calls")
-        if type(calls) is not list:
-            problems.add("list_type", at, "Input should be a valid list", calls)
-        elif check_length(calls, 0, MAX_TOOL_CALLS, at, problems):
-            for index, call in enumerate(calls):
-                _check_call(call, (*at, index), problems)
-    call = message.get("function_call")
-    if call is not None:
-        _check_function(call, (*loc, "function_call"), problems)
-    audio = message.get("audio")
-    if audio is not None and type(audio) is not dict:
-        problems.add("dict_type", (*loc, "audio"), "Input should be a valid object", audio)
-
-
-def _check_call(call: Any, loc: Loc, problems: Problems) -> None:
-    if type(call) is not dict:
-        problems.add("dict_type", loc, "Input should be a valid object", call)
-        return
-    if call.get("type") not in (None, "function"):
-        problems.add("literal_error", (*loc, "type"), "Input should be 'function'", call["type"])
-    if call.get("id") is not None and type(call["id"]) is not str:
-        problems.add("string_type", (*loc, "id"), "Input should be a valid string", call["id"])
-    if call.get("function") is None:
-        problems.add("missing", (*loc, "function"), "Field required", None)
     else:
-        _check_function(call["function"], (*loc, "function"), problems)
+        (_LINK if kind.endswith("_url") else _OBJECT).check(media, loc, problems)
 
 
-def _check_function(function: Any, loc: Loc, problems: Problems) -> None:
-    if type(function) is not dict:
-        problems.add("dict_type", loc, "Input should be a valid object", function)
-        return
-    name = function.get("name")
-    if name is None:
-        problems.add("missing", (*loc, "name"), "Field required", None)
-    elif type(name) is not str or not name:
-        problems.add("string_type", (*loc, "name"), "Input should be a non-empty string", name)
-    arguments = function.get("arguments")
-    if arguments is None or arguments == "":
-        return
-    at = (*loc, "arguments")
-    if type(arguments) is not str:
-        problems.add("string_type", at, "Input should be a string of JSON", arguments)
-        return
-    try:
-        parsed = msgspec.json.decode(arguments)
-    except (msgspec.MsgspecError, RecursionError):
-        problems.add("json_invalid", at, "Input should be a string of valid JSON", arguments)
-        return
-    if parsed is not None and type(parsed) is not dict:
-        problems.add("json_type", at, "Input should be the JSON of an object", arguments)
+class Arguments(Kind):
+    """The JSON of an object, as text; empty text and the JSON of null are no arguments."""
+
+    @override
+    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+        if type(value) is not str:
+            return problems.add("string_type", loc, "Input should be a string of JSON", value)
+        try:
+            parsed = msgspec.json.decode(value) if value else None
+        except (msgspec.MsgspecError, RecursionError):
+            return problems.add("json_invalid", loc, "Input should be a string of valid JSON", value)
+        if parsed is not None and type(parsed) is not dict:
+            return problems.add("json_type", loc, "Input should be the JSON of an object", value)
+        return value
+
+    @property
+    @override
+    def schema(self) -> Schema:
+        return {"type": "string", "description": "JSON of an object; empty is {}."}
 
 
-_FUNCTION_SCHEMA: Final[Schema] = {
-    "type": "object",
-    "required": ["name"],
-    "properties": {
-        "name": {"type": "string", "minLength": 1},
-        "arguments": {"type": ["string", "null"], "description": "JSON of an object; empty is {}."},
-    },
+_OBJECT: Final = Object()
+_LINK: Final = Record({"url": Text()}, required=("url",))
+_FUNCTION: Final = Record({"name": Text(min_length=1), "arguments": Arguments()}, required=("name",))
+_CALL: Final = Record(
+    {"id": Text(), "type": OneOf("function"), "function": _FUNCTION}, required=("function",)
+)
+_TEXTS: Final = {
+    name: Text() for name in ("name", "tool_call_id", "refusal", "reasoning_content", "reasoning")
 }
+_ANYONE: Final = Record(_TEXTS)
+_ASSISTANT: Final = Record(
+    {
+        **_TEXTS,
+        "tool_calls": ListOf(_CALL, max_items=MAX_TOOL_CALLS),
+        "function_call": _FUNCTION,
+        "audio": _OBJECT,
+    }
+)
 
 _PART_SCHEMA: Final[Schema] = {
     "type": "object",
@@ -194,11 +162,7 @@ _PART_SCHEMA: Final[Schema] = {
         "type": {"type": "string", "enum": ["text", "refusal", *sorted(MEDIA_PARTS)]},
         "text": {"type": "string"},
         "refusal": {"type": "string"},
-        "image_url": {
-            "type": "object",
-            "required": ["url"],
-            "properties": {"url": {"type": "string"}, "detail": {"type": "string"}},
-        },
+        "image_url": _LINK.schema,
     },
 }
 
@@ -215,29 +179,6 @@ _MESSAGE_SCHEMA: Final[Schema] = {
                 {"type": "null"},
             ],
         },
-        "name": {"type": ["string", "null"]},
-        "tool_call_id": {"type": ["string", "null"]},
-        "refusal": {"type": ["string", "null"]},
-        "reasoning_content": {"type": ["string", "null"]},
-        "reasoning": {"type": ["string", "null"]},
-        "tool_calls": {
-            "anyOf": [
-                {
-                    "type": "array",
-                    "maxItems": MAX_TOOL_CALLS,
-                    "items": {
-                        "type": "object",
-                        "required": ["function"],
-                        "properties": {
-                            "id": {"type": ["string", "null"]},
-                            "type": {"type": ["string", "null"], "enum": ["function", None]},
-                            "function": _FUNCTION_SCHEMA,
-                        },
-                    },
-                },
-                {"type": "null"},
-            ]
-        },
-        "function_call": {"anyOf": [_FUNCTION_SCHEMA, {"type": "null"}]},
+        **_ASSISTANT.schema["properties"],
     },
 }
