@@ -190,22 +190,30 @@ class OpenExchange(Exchange):
         """Of the response, names in lower case; of a repeated one the last."""
         self._received = 0
         self._released = False
+        self._settled = False
 
     @override
     def begin(self, request: bytes) -> None:
         self.headers = {}
         self._received = 0
+        self._settled = False
         super().begin(request)
+
+    @override
+    def close(self, now: float) -> None:
+        """As above; without effect after `release`."""
+        if not self._settled:
+            self._settled = True
+            super().close(now)
 
     def release(self, now: float) -> None:
         """The reader needs no more, and the response is about to end: keep the connection once it has, or give it up
         after `LINGER_S`. Unlike `close`, which takes an unfinished response for an aborted one."""
         if self._complete or not self.usable:
             self.close(now)
-        else:
-            self._released = True
-            loop = asyncio.get_running_loop()
-            loop.call_later(LINGER_S, self._give_up)
+        elif not self._settled:
+            self._settled = self._released = True
+            asyncio.get_running_loop().call_later(LINGER_S, self._give_up)
 
     def _give_up(self) -> None:
         if self._released:
@@ -245,7 +253,7 @@ class OpenExchange(Exchange):
         super().on_message_complete()
         if self._released:
             self._released = False
-            self.close(asyncio.get_running_loop().time())
+            super().close(asyncio.get_running_loop().time())
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers[name.lower()] = value
