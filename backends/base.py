@@ -70,6 +70,10 @@ class Backend(ABC):
     async def health(self) -> BackendHealth:
         """Cheap and bounded (< 1 s); never raises, never makes a paid call, never waits for a generation."""
 
+    async def metrics(self) -> bytes:
+        """Prometheus text of the engines behind it; empty if there is none. Never raises."""
+        return b""
+
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new work (Draining) and wait for what runs; whether all of it ended in time. A backend whose engine
         is elsewhere has nothing to wait for."""

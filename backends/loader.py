@@ -35,8 +35,19 @@ class LoadedModel(ABC):
     @property
     def failure(self) -> str | None:
         """Why this object can serve nothing any more, in one sentence; None while it can. The pool then
-        drops it, and the next request loads the model again."""
+        drops it and loads the model again."""
         return None
+
+    def watch(self, on_failure: Callable[[], None]) -> None:
+        """`on_failure` is to be called on the event loop when `failure` is set, so that the model comes back before
+        somebody asks for it. Called once by the pool. An engine that fails only under a request may leave it: the pool
+        looks at `failure` after each."""
+        del on_failure
+
+    async def metrics(self) -> bytes:
+        """The engine's own metrics as Prometheus text, with the card's id where it names a model; empty if it has none.
+        Bounded in size and time; never raises."""
+        return b""
 
     @abstractmethod
     def generate(self, request: GenerationRequest) -> AsyncGenerator[EventBatch, None]:
@@ -60,6 +71,8 @@ class ModelLoader(ABC):
     """How one kind of backend finds its models and brings them into memory."""
 
     kind: str
+    budget_bytes: int | None = None
+    """What all its models together may take, where it knows better than the operator's silence."""
 
     @abstractmethod
     def resolve(self, name: str) -> ModelCard:

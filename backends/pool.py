@@ -11,6 +11,8 @@ What may be in memory is decided by `backends.placement`; here it is performed. 
 - A failed load leaves everything else as it was. Its error answers requests for a short while
   (`_backoff_s`), then the next request tries again; `load` tries at once.
 - A card's idle time-to-live counts from the end of its last request.
+- An engine that ended by itself is replaced without waiting for a request: at once, then with the same back-off where
+  the next one does not last either. Until it is back the backend is unhealthy.
 """
 
 from __future__ import annotations
@@ -26,7 +28,15 @@ from typing_extensions import override
 from backends.base import Backend
 from backends.clock import Clock, MonotonicClock
 from backends.codec import copy_error
-from backends.errors import BackendFailed, Conflict, Draining, InsufficientMemory, ModelNotReady, ServiceError
+from backends.errors import (
+    BackendFailed,
+    BackendUnavailable,
+    Conflict,
+    Draining,
+    InsufficientMemory,
+    ModelNotReady,
+    ServiceError,
+)
 from backends.loader import LoadedModel, ModelLoader
 from backends.placement import Evict, Grown, Limits, Load, Reject, State, Tick, Wait, Want, decide
 from backends.placement import next_expiry as first_expiry
@@ -49,6 +59,9 @@ log = logging.getLogger(__name__)
 
 MAX_FAILED_KEPT = 64
 """Failed loads whose message is remembered, so that a stream of bad names cannot grow the table."""
+
+STEADY_S = 60.0
+"""An engine that served for so long starts a new count of failures."""
 
 
 class PooledBackend(Backend):
@@ -183,7 +196,7 @@ class PooledBackend(Backend):
                     assert entry.copy is not None
                     if entry.copy.model.failure is None:
                         return entry.copy
-                    self._begin_unload(entry, drain=False)
+                    self._begin_restart(entry, entry.copy)
                 case "unloading":
                     assert entry.unloading is not None
                     await ticket.first(entry.unloading)
@@ -198,7 +211,7 @@ class PooledBackend(Backend):
                     self._begin_load(entry)
 
     def _check_autoload(self, entry: Row) -> None:
-        if not entry.card.autoload:
+        if not entry.card.autoload and not entry.restarting:
             why = f" ({entry.error.message})" if entry.error is not None else ""
             raise ModelNotReady(f"The model {entry.card.id!r} is not loaded and loads on request only{why}")
         if entry.error is not None and self._clock.now() < entry.retry_at:
@@ -208,6 +221,8 @@ class PooledBackend(Backend):
         copy.last_used = self._clock.now()
         copy.idle.ring()
         self._changed.ring()
+        if copy.model.failure is not None:
+            self._wake.ring()
         ttl = entry.card.idle_ttl_s
         if ttl is not None and (self._next_wake is None or copy.last_used + ttl < self._next_wake):
             self._wake.ring()
@@ -223,7 +238,8 @@ class PooledBackend(Backend):
                     size = entry.size_bytes
                     yield LoadProgress("ready", size, size)
                     return
-                self._begin_unload(entry, drain=False)
+                assert entry.copy is not None
+                self._begin_restart(entry, entry.copy)
             if entry.state == "unloading" and entry.unloading is not None:
                 yield LoadProgress("waiting")
                 await asyncio.wait({entry.unloading})
@@ -244,6 +260,7 @@ class PooledBackend(Backend):
         entry = self._entry(model)
         if entry.state == "loading":
             raise Conflict(f"The model {entry.card.id!r} is being loaded", param="model", retry_after_s=5)
+        entry.restarting = False
         if entry.state == "loaded":
             self._begin_unload(entry, drain=True)
         entry.released = True
@@ -286,7 +303,8 @@ class PooledBackend(Backend):
         else:
             entry.state, entry.copy, entry.error, entry.failures = "loaded", copy, None, 0
             entry.size_bytes = copy.model.memory_bytes
-            entry.loaded_once = True
+            entry.loaded_once, entry.restarting = True, False
+            copy.model.watch(self._wake.ring)
             self._evict(decide(Grown(entry.card.id), self._state()))
         self._changed.ring()
         self._wake.ring()
@@ -296,7 +314,9 @@ class PooledBackend(Backend):
         entry.reserved, entry.size_bytes = False, 0
         entry.retry_at = self._clock.now() + _backoff_s(entry.failures)
         entry.failures += 1
-        failed = [e for e in self._entries.values() if e.state == "failed" and not e.preload]
+        failed = [
+            e for e in self._entries.values() if e.state == "failed" and not e.preload and not e.restarting
+        ]
         for old in sorted(failed, key=lambda e: e.retry_at)[:-MAX_FAILED_KEPT]:
             old.state = "unloaded"
             self._forget(old)
@@ -332,9 +352,18 @@ class PooledBackend(Backend):
         tasks = []
         for model_id in ids:
             log.info("evicting %s", model_id)
-            self._entries[model_id].released = True
+            self._entries[model_id].released, self._entries[model_id].restarting = True, False
             tasks.append(self._begin_unload(self._entries[model_id], drain=False))
         return tasks
+
+    def _begin_restart(self, entry: Row, copy: Copy) -> None:
+        """Free what an engine that ended by itself left; `_unload` then leaves the row to be loaded again."""
+        if not self._draining:
+            steady = self._clock.now() - copy.since >= STEADY_S
+            entry.crashes = 1 if steady else entry.crashes + 1
+            entry.restarting = True
+            log.warning("restarting %s (failure %d): %s", entry.card.id, entry.crashes, copy.model.failure)
+        self._begin_unload(entry, drain=False)
 
     def _begin_unload(self, entry: Row, *, drain: bool) -> asyncio.Task[None]:
         assert entry.copy is not None
@@ -353,17 +382,29 @@ class PooledBackend(Backend):
         entry.copy = entry.unloading = None
         entry.reserved, entry.size_bytes = False, 0
         entry.state = "unloaded"
+        if entry.restarting:
+            entry.state = "failed"
+            why = copy.model.failure or f"The engine of {entry.card.id!r} failed"
+            entry.error = BackendUnavailable(f"{why}; it is being restarted", retry_after_s=5)
+            wait_s = _backoff_s(entry.crashes - 2) if entry.crashes > 1 else 0.0
+            entry.retry_at = self._clock.now() + wait_s
+            self._wake.ring()
         self._forget(entry)
         self._changed.ring()
 
     async def _keep_house(self) -> None:
-        """Unload what idled too long, and try failed preloads again."""
+        """Unload what idled too long, bring back what failed by itself, and try failed preloads again."""
         while True:
             now = self._clock.now()
             self._evict(decide(Tick(now), self._state()))
-            failed = [e for e in self._entries.values() if e.preload and e.state == "failed"]
+            for entry in tuple(self._entries.values()):
+                if entry.state == "loaded" and entry.copy is not None and entry.engine_failed:
+                    self._begin_restart(entry, entry.copy)
+            failed = [
+                e for e in self._entries.values() if e.state == "failed" and (e.preload or e.restarting)
+            ]
             for entry in failed:
-                if entry.retry_at <= now:
+                if entry.retry_at <= now and not self._draining:
                     self._begin_load(entry)
             times = [e.retry_at for e in failed if e.retry_at > now]
             expiry = first_expiry(self._state().residents)
@@ -396,9 +437,16 @@ class PooledBackend(Backend):
         statuses = tuple(entry.status() for entry in self._entries.values())
         problems = list(self._preload_errors.values())
         for entry in self._entries.values():
-            if entry.preload and (problem := entry.problem()):
+            if problem := entry.problem():
                 problems.append(problem)
+            if entry.engine_failed:
+                self._wake.ring()
         return BackendHealth(healthy=not problems, message="; ".join(problems) or None, models=statuses)
+
+    @override
+    async def metrics(self) -> bytes:
+        models = [entry.copy.model for entry in self._entries.values() if entry.copy is not None]
+        return b"".join(await asyncio.gather(*[model.metrics() for model in models]))
 
     def _entry(self, name: str) -> Row:
         """By id without looking at the disk when the model is known here; else by the catalogue, aliases

@@ -41,10 +41,11 @@ class Bell:
 class Copy:
     """A model in memory and who uses it."""
 
-    __slots__ = ("busy", "idle", "last_used", "model")
+    __slots__ = ("busy", "idle", "last_used", "model", "since")
 
     def __init__(self, model: LoadedModel, now: float) -> None:
         self.model = model
+        self.since = now
         self.busy = 0
         self.last_used = now
         self.idle = Bell()
@@ -87,6 +88,10 @@ class Row:
         self.loaded_once = False
         self.released = False
         """Unloaded on request or evicted: its absence is no fault."""
+        self.restarting = False
+        """Its engine ended by itself, and it is on its way back into memory."""
+        self.crashes = 0
+        """How often that happened in short succession."""
 
     @property
     def in_use(self) -> int:
@@ -115,11 +120,20 @@ class Row:
             waiting=self.waiting + (model.waiting if model is not None else 0),
         )
 
+    @property
+    def engine_failed(self) -> bool:
+        return self.copy is not None and self.copy.model.failure is not None
+
     def problem(self) -> str | None:
-        """Why this preloaded card makes the backend unhealthy."""
+        """Why this card makes the backend unhealthy: its engine ended by itself, or it is to be there from the start
+        and is not."""
+        if not (self.preload or self.restarting or self.engine_failed):
+            return None
         status = self.status()
         if status.state == "failed":
             return f"{status.id}: {status.message}"
+        if self.restarting:
+            return f"{status.id} is being restarted"
         if self.loaded_once or self.released:
             return None
         return f"{status.id} is being loaded" if status.state == "loading" else f"{status.id} is not loaded"
