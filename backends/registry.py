@@ -4,6 +4,7 @@ engine is noticed only where it is asked for."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.base import Backend
@@ -31,8 +32,15 @@ def _llamacpp(catalogue: Catalogue, options: Mapping[str, Any]) -> ModelLoader:
     return LlamaCppLoader(catalogue, LlamaCppOptions(**options))
 
 
-LOADERS: Final[Mapping[str, LoaderFactory]] = {"fake": _fake, "llamacpp": _llamacpp}
-"""The kinds whose models are loaded in the runner's own process."""
+def _vllm(catalogue: Catalogue, options: Mapping[str, Any]) -> ModelLoader:
+    from backends.vllm.loader import VLLMLoader
+    from backends.vllm.options import VLLMOptions
+
+    return VLLMLoader(catalogue, VLLMOptions(**options))
+
+
+LOADERS: Final[Mapping[str, LoaderFactory]] = {"fake": _fake, "llamacpp": _llamacpp, "vllm": _vllm}
+"""The kinds whose models are loaded where the runner is."""
 
 
 FEATURES: Final[Mapping[str, frozenset[Feature]]] = {
@@ -54,7 +62,8 @@ def create_backend(
 ) -> Backend:
     """The backend of a runner process, not started. It preloads the cards of its kind that say so.
 
-    `options`: the knobs of the kind (`FakeLoader`'s arguments, the fields of `LlamaCppOptions`).
+    `options`: the knobs of the kind (`FakeLoader`'s arguments, the fields of `LlamaCppOptions` or `VLLMOptions`).
+    A budget that `limits` does not give is the loader's own.
 
     Raises: BackendNotAvailable for a kind that this build does not have, naming those it has, or whose engine
     is not installed; TypeError for an option that the kind does not have.
@@ -71,6 +80,9 @@ def create_backend(
         why = f"Backend {kind!r} needs the package {error.name!r}, which is not installed"
         raise BackendNotAvailable(why) from error
     preload = [card.id for card in catalogue.cards(kind) if card.preload]
+    limits = limits or Limits()
+    if limits.budget_bytes is None:
+        limits = replace(limits, budget_bytes=loader.budget_bytes)
     backend = PooledBackend(loader, limits=limits, preload=preload)
     backend.features = FEATURES.get(kind, frozenset())
     return backend

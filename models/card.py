@@ -178,6 +178,19 @@ class SamplingDefaults(_Frozen):
     """Up to 16 non-empty strings that end an answer."""
 
 
+class VLLMServing(_Frozen):
+    """How vLLM serves the model where it runs here; nothing of it reaches a server elsewhere."""
+
+    tool_call_parser: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] | None = None
+    """vLLM's parser of this model's tool calls (`hermes`, `llama3_json`, …); null: it calls none of its own choice."""
+    reasoning_parser: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] | None = None
+    """vLLM's parser that tells this model's reasoning from its answer (`deepseek_r1`, `qwen3`, …)."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1), _NUMBER] | None = None
+    """Of each GPU's memory, 0-1, what this model takes; null takes an equal part of what all models may."""
+    extra_args: tuple[Annotated[str, Field(min_length=1, max_length=4096)], ...] = ()
+    """More of vLLM's own command-line arguments, one word each; they win over what the service sets."""
+
+
 def _backend_is_optional(schema: dict[str, Any]) -> None:
     schema["required"].remove("backend")
 
@@ -208,6 +221,8 @@ class ModelCard(_Frozen):
     """Defaults of requests to this model."""
     chat_template: Annotated[str, Field(min_length=1, max_length=1 << 20)] | None = None
     """Jinja source that replaces the model's own template; null keeps that."""
+    vllm: VLLMServing = VLLMServing()
+    """How vLLM serves it here."""
     autoload: bool = True
     """Load it when a request needs it; false leaves that to `POST /v1/models/load`."""
     preload: bool = False

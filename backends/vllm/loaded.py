@@ -1,0 +1,148 @@
+"""A model that vLLM serves in a child process: its server as an `Upstream`, its life as the pool sees it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import aclosing
+from typing import Final
+
+from typing_extensions import override
+
+from backends.errors import BackendError, BackendFailed, BackendUnavailable, InvalidParameter, UpstreamError
+from backends.loader import LoadedModel
+from backends.types import EventBatch, GenerationRequest, Prompt, TokenPrompt
+from backends.vllm.process import EngineProcess
+from backends.vllm.upstream import Upstream
+
+log = logging.getLogger("llm.vllm")
+
+NOTICE_S: Final = 1.0
+"""A connection breaks before the death behind it is noticed; how long a request waits to learn of it."""
+MAX_METRICS_BYTES: Final = 1 << 20
+_OURS: Final = b"vllm:"
+"""Of the server's metrics those of vLLM itself; `process_…` and `python_…` have no label that tells models apart."""
+
+
+class VLLMModel(LoadedModel):
+    """Made by `VLLMLoader`; owns the connection and the process.
+
+    `num_vocab_tokens`: None where the weights do not say; then ids are not checked here.
+    """
+
+    def __init__(
+        self,
+        card_id: str,
+        engine: EngineProcess,
+        upstream: Upstream,
+        *,
+        context_length: int,
+        memory_bytes: int,
+        num_vocab_tokens: int | None,
+    ) -> None:
+        self.card_id = card_id
+        self.context_length = context_length
+        self.memory_bytes = memory_bytes
+        self._engine = engine
+        self._upstream = upstream
+        self._num_vocab_tokens = num_vocab_tokens
+        self._closing = False
+
+    @property
+    @override
+    def running(self) -> int:
+        return self._upstream.running
+
+    @property
+    @override
+    def waiting(self) -> int:
+        return 0  # its queue is its own; `vllm:num_requests_waiting` shows it
+
+    @property
+    @override
+    def failure(self) -> str | None:
+        return self._engine.failure
+
+    @override
+    def watch(self, on_failure: Callable[[], None]) -> None:
+        self._engine.on_failure = on_failure
+        if self._engine.failure is not None:
+            on_failure()
+
+    @override
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EventBatch, None]:
+        self._check_token_ids(request)
+        try:
+            async with aclosing(self._upstream.generate(request, served_name=self.card_id)) as batches:
+                async for batch in batches:
+                    yield batch
+        except (UpstreamError, BackendUnavailable) as error:
+            raise await self._cause_of(error) from None
+
+    async def _cause_of(self, error: BackendError) -> BackendFailed:
+        """What the server's failure to answer says of the engine: its death where that was the cause."""
+        if self._closing:
+            return BackendFailed(f"The model {self.card_id!r} was unloaded")
+        await self._engine.fallen(NOTICE_S)
+        return BackendFailed(self._engine.failure or error.message)
+
+    def _check_token_ids(self, request: GenerationRequest) -> None:
+        """An id beyond the vocabulary reads and writes outside of the engine's tensors, and has ended it for everybody
+        (vllm#54195). Raises: InvalidParameter."""
+        size = self._num_vocab_tokens
+        if size is None:
+            return
+        sampling = request.sampling
+        _check_ids(sampling.logit_bias, size, "logit_bias")
+        _check_ids(sampling.stop_token_ids, size, "stop_token_ids")
+        for prompt in request.prompts:
+            if isinstance(prompt, TokenPrompt):
+                _check_ids(prompt.token_ids, size, "prompt")
+
+    @override
+    async def abort(self, request_id: str) -> None:
+        await self._upstream.abort(request_id)
+
+    @override
+    async def count_tokens(self, prompt: Prompt) -> int:
+        if isinstance(prompt, TokenPrompt) and self._num_vocab_tokens is not None:
+            _check_ids(prompt.token_ids, self._num_vocab_tokens, "prompt")
+        try:
+            return await self._upstream.count_tokens(self.card_id, prompt)
+        except (UpstreamError, BackendUnavailable) as error:
+            raise await self._cause_of(error) from None
+
+    @override
+    async def metrics(self) -> bytes:
+        return own_metrics(await self._upstream.metrics())
+
+    @override
+    async def aclose(self) -> None:
+        self._closing = True
+        await self._upstream.aclose()
+        await self._engine.stop()
+
+
+def _check_ids(ids: Collection[int], size: int, param: str) -> None:
+    for token in (min(ids, default=0), max(ids, default=0)):
+        if not 0 <= token < size:
+            raise InvalidParameter(
+                f"{param}: token id {token} is outside the model's vocabulary of {size} tokens", param=param
+            )
+
+
+def own_metrics(text: bytes) -> bytes:
+    """vLLM's own families of a Prometheus text, with their samples as they are; at most `MAX_METRICS_BYTES`, whole
+    lines."""
+    kept: list[bytes] = []
+    size = 0
+    for line in text.splitlines(keepends=True):
+        name = line.split(b" ", 3)[2] if line.startswith((b"# HELP ", b"# TYPE ")) else line
+        if not name.startswith(_OURS):
+            continue
+        size += len(line)
+        if size > MAX_METRICS_BYTES:
+            log.warning("the engine's metrics are longer than %d bytes and were cut", MAX_METRICS_BYTES)
+            break
+        kept.append(line)
+    return b"".join(kept)

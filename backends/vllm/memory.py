@@ -1,0 +1,105 @@
+"""How much memory there is for models, without importing an engine: NVML for GPUs, the control group for the rest."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+log = logging.getLogger("llm.vllm")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU that CUDA would show to a process started now."""
+
+    total_bytes: int
+
+
+def visible_gpus(environment: dict[str, str] | None = None) -> tuple[Gpu, ...]:
+    """The NVIDIA GPUs that `CUDA_VISIBLE_DEVICES` leaves, in its order; none where there is no driver."""
+    wanted = (environment if environment is not None else os.environ).get("CUDA_VISIBLE_DEVICES")
+    try:
+        nvml = _Nvml()
+    except OSError:
+        return ()
+    try:
+        return tuple(Gpu(size) for size in nvml.sizes(wanted) if size > 0)
+    except OSError as error:
+        log.warning("the GPUs cannot be asked for their memory: %s", error)
+        return ()
+    finally:
+        nvml.close()
+
+
+def available_bytes() -> int:
+    """Main memory that may still be taken: the machine's, and the control group's where it has a limit."""
+    available = int(psutil.virtual_memory().available)
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        if limit != "max":
+            used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+            available = min(available, max(0, int(limit) - used))
+    except (OSError, ValueError):
+        pass
+    return available
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+class _Nvml:
+    """The driver's management library. Raises: OSError where it is missing or refuses."""
+
+    def __init__(self, load: Callable[[str], Any] = ctypes.CDLL) -> None:
+        self._library = load("libnvidia-ml.so.1")
+        self._call("nvmlInit_v2")
+
+    def close(self) -> None:
+        self._library.nvmlShutdown()
+
+    def sizes(self, wanted: str | None) -> Sequence[int]:
+        count = ctypes.c_uint()
+        self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        if wanted is None:
+            return [self._size(self._by_index(index)) for index in range(count.value)]
+        sizes = []
+        for name in (part.strip() for part in wanted.split(",")):
+            if name.isdecimal() and int(name) < count.value:
+                sizes.append(self._size(self._by_index(int(name))))
+            elif name.startswith(("GPU-", "MIG-")):
+                sizes.append(self._size(self._by_uuid(name)))
+            else:
+                break  # CUDA sees none from the first bad entry on
+        return sizes
+
+    def _by_index(self, index: int) -> ctypes.c_void_p:
+        handle = ctypes.c_void_p()
+        self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
+        return handle
+
+    def _by_uuid(self, uuid: str) -> ctypes.c_void_p:
+        handle = ctypes.c_void_p()
+        self._call("nvmlDeviceGetHandleByUUID", ctypes.c_char_p(uuid.encode()), ctypes.byref(handle))
+        return handle
+
+    def _size(self, handle: ctypes.c_void_p) -> int:
+        memory = _Memory()
+        self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+        return int(memory.total)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._library, name)(*arguments)
+        if code != 0:
+            raise OSError(code, f"{name} answered {code}")
