@@ -7,8 +7,10 @@ A name is resolved in this order; the first that knows it wins.
 2. A card's id or alias.
 3. A file in a model folder: its path there, with or without `.gguf`, or its absolute path. A file that a card
    already points to, or whose id a card has taken, is no second model.
-4. A hub id that matches an allowed pattern: `owner/repo` for vLLM, `owner/repo/file.gguf` for llama.cpp.
-5. Unknown, with the names that look alike.
+4. What a backend offers of its own accord (`Catalogue.offer`): a model that a remote server lists. Under a name that is
+   known already it is one more source of that model.
+5. A hub id that matches an allowed pattern: `owner/repo` for vLLM, `owner/repo/file.gguf` for llama.cpp.
+6. Unknown, with the names that look alike.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from pydantic_core import ErrorDetails
 from typing_extensions import override
 
 from models import names
-from models.card import BackendKind, Capability, FileSource, HubSource, ModelCard
+from models.card import BackendKind, Capability, FileSource, HubSource, ModelCard, RemoteSource
 from models.errors import UnknownModel, UnusableModel
 from models.folders import FoundFile, ModelFolders, Stamp, stamp_of
 from models.gguf import GgufHeader, read_header
@@ -73,6 +75,7 @@ class Catalogue:
         self._cards = tuple(cards)
         self._hub_allow = tuple(hub_allow)
         self._folders = ModelFolders(model_dirs)
+        self._offered: dict[BackendKind, tuple[ModelCard, ...]] = {}
         self._reported: set[str] = set()
         self._outside: dict[Path, tuple[Stamp, GgufHeader | None]] = {}
         problems = _shared_names(self._cards)
@@ -118,6 +121,12 @@ class Catalogue:
         listed = self._current().listed
         return listed if backend is None else tuple(card for card in listed if backend in card.sources)
 
+    def offer(self, backend: BackendKind, cards: Sequence[ModelCard]) -> None:
+        """What a backend serves without a card, in place of what it offered before. Each has one source, a remote name
+        on that backend; it takes the place of a hub or file source that a card names for it."""
+        self._offered[backend] = tuple(cards)
+        self._view = self._look(self._folders.scan())
+
     def broken(self) -> Mapping[str, str]:
         """Id -> why, for the files in the model folders that cannot be served."""
         return {file.id: file.problem for file in self._current().found.values() if file.problem}
@@ -156,7 +165,11 @@ class Catalogue:
                     listed.append(card)
             by_name.setdefault(file.id, card)
             other_names.update(dict.fromkeys(_other_names(file), card))
-        return _View(found, tuple(listed), {**other_names, **by_name})
+        by_name = {**other_names, **by_name}
+        for kind, cards_offered in self._offered.items():
+            for card in cards_offered:
+                _join(card, kind, listed, by_name)
+        return _View(found, tuple(listed), by_name)
 
     def _completed(self, card: ModelCard, headers: Mapping[Path, GgufHeader | None]) -> ModelCard:
         """The card with what it leaves open read from its file, where that is here already."""
@@ -273,6 +286,21 @@ def _shared_names(cards: Sequence[ModelCard]) -> list[str]:
                 problems.append(f"the name {name!r} is used by {owners[name]!r} and again by {card.id!r}")
             owners[name] = card.id
     return problems
+
+
+def _join(
+    offered: ModelCard, kind: BackendKind, listed: list[ModelCard], by_name: dict[str, ModelCard]
+) -> None:
+    """Put an offered card among the others, or its source into the card that has its name."""
+    known = by_name.get(offered.id)
+    if known is None:
+        listed.append(offered)
+        by_name[offered.id] = offered
+    elif not isinstance(known.sources.get(kind), RemoteSource):
+        sources = {**known.sources, kind: offered.sources[kind]}
+        joined = known.model_copy(update={"sources": sources})
+        listed[:] = [joined if card is known else card for card in listed]
+        by_name.update({name: joined for name, card in by_name.items() if card is known})
 
 
 def _file_paths(card: ModelCard) -> tuple[str, ...]:

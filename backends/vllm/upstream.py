@@ -197,16 +197,24 @@ class Upstream:
         return list(served.values())
 
     async def is_healthy(self) -> bool:
-        """Whether the server answers `GET /health`, or where it has no such route, `GET /v1/models`. Below 1 s, free of
-        charge; never raises."""
+        """Whether `ailment` finds nothing."""
+        return await self.ailment() is None
+
+    async def ailment(self) -> str | None:
+        """Why the server can serve nothing, in one sentence, or None: asks `GET /health`, or where it has no such route
+        `GET /v1/models`. Below 1 s, free of charge; never raises."""
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_S):
                 status, _, _ = await self.call("GET", "/health", b"")
                 if status in (404, 405):
                     status, _, _ = await self.call("GET", "/v1/models", b"")
-        except (TimeoutError, ServiceError):
-            return False
-        return status == 200
+        except TimeoutError:
+            return "The server does not answer"
+        except ServiceError as error:
+            return error.message
+        if status in (401, 403):
+            return "The server refused the key that this service shows it"
+        return None if status == 200 else f"The server is not well (status {status})"
 
     async def metrics(self) -> bytes:
         """The server's own Prometheus text; empty when it has none or does not answer in time."""
@@ -291,14 +299,8 @@ class Upstream:
                 if answer.started:
                     raise UpstreamError("The server broke off its answer") from None
                 raise
-            payloads = splitter.feed(data) if data else splitter.flush()
-            done = not data
             batch: EventBatch = []
-            for payload in payloads:
-                if payload == b"[DONE]":
-                    done = True
-                else:
-                    answer.take(self._decoded(payload, answer), batch)
+            done = self._take(splitter.feed(data) if data else splitter.flush(), answer, batch) or not data
             if answer.overruns:
                 done = True
             elif done and data:
@@ -309,6 +311,16 @@ class Upstream:
                 batch.append(answer.finish())
             if batch:
                 yield batch
+
+    def _take(self, payloads: list[bytes], answer: Answer, batch: EventBatch) -> bool:
+        """Whether the end mark is among them."""
+        done = False
+        for payload in payloads:
+            if payload == b"[DONE]":
+                done = True
+            else:
+                answer.take(self._decoded(payload, answer), batch)
+        return done
 
     def _decoded(self, payload: bytes, answer: Answer) -> Chunk:
         """Raises: UpstreamError, or the error that the payload is."""

@@ -1,0 +1,309 @@
+"""Servers that run elsewhere, as one backend inside the gateway's own process: there is no engine here that a runner
+process would have to keep apart.
+
+What they serve is found out in the background and offered to the catalogue, so that whatever a server lists can be
+asked for. Which of several gets a request is `backends.vllm.balancer`'s decision; one that has produced nothing for a
+request gives it back, and another one is tried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
+
+from typing_extensions import override
+
+from backends.base import Backend
+from backends.errors import (
+    BackendTimeout,
+    BackendUnavailable,
+    NotSupported,
+    RequestError,
+    ServiceError,
+    UpstreamAuthFailed,
+    UpstreamError,
+    UpstreamRateLimited,
+)
+from backends.types import (
+    BackendHealth,
+    ChatPrompt,
+    EventBatch,
+    Feature,
+    GenerationRequest,
+    LoadProgress,
+    ModelStatus,
+    Prompt,
+    TextPrompt,
+)
+from backends.vllm.balancer import Balancer
+from backends.vllm.upstream import ServedModel, Unreached, Upstream
+from models.card import HubSource, ModelCard, RemoteSource
+from models.errors import ModelError
+
+if TYPE_CHECKING:
+    from models.catalogue import Catalogue
+
+log = logging.getLogger("llm.vllm")
+
+POLL_S: Final = 10.0
+"""Between two looks at a server that is well."""
+RETRY_S: Final = 1.0
+"""Between two looks at one that is not."""
+KEY_CHARS: Final = 2048
+"""Of each text, what tells conversations apart."""
+KEY_MESSAGES: Final = 8
+
+FEATURES: Final[frozenset[Feature]] = frozenset(
+    {"tools", "structured_outputs", "reasoning_effort", "suffix", "echo_logprobs"}
+)
+"""What is passed on whole; the server refuses what it cannot do. Not `best_of`: vLLM drops it in silence."""
+
+
+@dataclass(slots=True)
+class _Server:
+    upstream: Upstream
+    ailment: str | None = "No answer yet"
+    """Why it can serve nothing, None when it can."""
+    served: dict[str, ServedModel] = field(default_factory=dict)
+    alarm: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by a request that met a failure: look at once."""
+
+
+class RemoteBackend(Backend):
+    """One or several OpenAI-compatible servers with the same models. Owns the upstreams.
+
+    `now` and `chance`: see `Balancer`. `poll_s`: between two looks at a server.
+    """
+
+    kind = "vllm"
+    features = FEATURES
+
+    def __init__(
+        self,
+        upstreams: Sequence[Upstream],
+        catalogue: Catalogue,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+        poll_s: float = POLL_S,
+    ) -> None:
+        self._servers = [_Server(upstream) for upstream in upstreams]
+        self._catalogue = catalogue
+        self._balancer = Balancer(len(upstreams), now=now, chance=chance)
+        self._poll_s = poll_s
+        self._running: Counter[str] = Counter()
+        self._watchers: list[asyncio.Task[None]] = []
+        self._offered: tuple[ModelCard, ...] = ()
+
+    @override
+    async def start(self) -> None:
+        self._watchers = [asyncio.create_task(self._watch(i)) for i in range(len(self._servers))]
+
+    @override
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EventBatch, None]:
+        card = self._catalogue.resolve(request.model)
+        name = self._served_name(card)
+        key = conversation_key(request) if len(self._servers) > 1 else None
+        left = set(self._serving(name))
+        error: ServiceError = BackendUnavailable("No server is configured")
+        self._running[card.id] += 1
+        try:
+            while (index := self._balancer.pick(key, self._loads(), left)) is not None:
+                left.discard(index)
+                batches = self._servers[index].upstream.attempt(request, served_name=name)
+                verdict = self._balancer.left
+                try:
+                    async for batch in batches:
+                        verdict = self._balancer.succeeded
+                        yield batch
+                    return
+                except Unreached as unreached:
+                    verdict, error = self._balancer.failed, unreached.error
+                except (UpstreamAuthFailed, UpstreamRateLimited, RequestError, ModelError):
+                    verdict = self._balancer.succeeded
+                    raise
+                except (UpstreamError, BackendTimeout):
+                    verdict = self._balancer.failed
+                    raise
+                finally:
+                    verdict(index)
+                    if verdict == self._balancer.failed:
+                        self._servers[index].alarm.set()
+                    await batches.aclose()
+            raise error
+        finally:
+            self._running[card.id] -= 1
+
+    @override
+    async def abort(self, request_id: str) -> None:
+        for server in self._servers:
+            await server.upstream.abort(request_id)
+
+    @override
+    async def count_tokens(self, model: str, prompt: Prompt) -> int:
+        """Raises: NotSupported where the servers cannot count."""
+        name = self._served_name(self._catalogue.resolve(model))
+        loads = self._loads()
+        error: ServiceError = BackendUnavailable("No server is configured")
+        for index in sorted(
+            self._serving(name), key=lambda i: (self._servers[i].ailment is not None, loads[i])
+        ):
+            try:
+                return await self._servers[index].upstream.count_tokens(name, prompt)
+            except (BackendUnavailable, BackendTimeout) as unavailable:
+                error = unavailable
+        raise error
+
+    @override
+    async def load(self, model: str) -> AsyncGenerator[LoadProgress, None]:
+        if error := self._no_loading(model):
+            raise error
+        yield LoadProgress("ready")  # a generator, as the contract asks
+
+    @override
+    async def unload(self, model: str) -> None:
+        raise self._no_loading(model)
+
+    @override
+    async def health(self) -> BackendHealth:
+        """From what the watchers last saw; asks nobody."""
+        ailments = [server.ailment for server in self._servers if server.ailment is not None]
+        message = None
+        if ailments:
+            count = len(self._servers)
+            message = ailments[0] if count == 1 else f"{len(ailments)} of {count} servers: {ailments[0]}"
+        return BackendHealth(
+            healthy=len(ailments) < len(self._servers),
+            message=message,
+            models=tuple(self._status(card) for card in self._catalogue.cards(self.kind)),
+        )
+
+    @override
+    async def aclose(self) -> None:
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        for server in self._servers:
+            await server.upstream.aclose()
+
+    # Models.
+
+    def _served_name(self, card: ModelCard) -> str:
+        """What the servers call a card's model."""
+        source = card.sources.get("vllm")
+        if isinstance(source, RemoteSource):
+            return source.name
+        if isinstance(source, HubSource) and any(source.repo in server.served for server in self._servers):
+            return source.repo
+        return card.id
+
+    def _serving(self, name: str) -> list[int]:
+        """The servers that list the model; all, where none does: a list need not be complete, and one that was not read
+        yet says nothing."""
+        listing = [i for i, server in enumerate(self._servers) if name in server.served]
+        return listing or list(range(len(self._servers)))
+
+    def _loads(self) -> list[int]:
+        return [server.upstream.running for server in self._servers]
+
+    def _status(self, card: ModelCard) -> ModelStatus:
+        name = self._served_name(card)
+        listings = [server.served[name] for server in self._servers if name in server.served]
+        lengths = [model.context_length for model in listings if model.context_length is not None]
+        is_listed = bool(listings) or not any(server.served for server in self._servers)
+        return ModelStatus(
+            id=card.id,
+            state="loaded" if is_listed else "failed",
+            context_length=min(lengths, default=None),
+            message=None if is_listed else "No server lists it",
+            running=self._running[card.id],
+        )
+
+    def _no_loading(self, model: str) -> ServiceError:
+        self._catalogue.resolve(model)
+        return NotSupported("The models of a remote server are loaded and unloaded there")
+
+    # Watching.
+
+    async def _watch(self, index: int) -> None:
+        server = self._servers[index]
+        while True:
+            server.alarm.clear()
+            try:
+                await self._look(index)
+            except Exception:
+                log.exception("looking at server %d failed", index + 1)
+            pause_s = self._poll_s if server.ailment is None else min(RETRY_S, self._poll_s)
+            try:
+                async with asyncio.timeout(pause_s):
+                    await server.alarm.wait()
+                    # A burst of failures is one reason to look, not many.
+                    await asyncio.sleep(min(0.1, pause_s))
+            except TimeoutError:
+                pass
+
+    async def _look(self, index: int) -> None:
+        server = self._servers[index]
+        ailment = await server.upstream.ailment()
+        if ailment is None:
+            try:
+                server.served = {model.id: model for model in await server.upstream.models()}
+            except NotSupported:
+                server.served = {}
+            except (ServiceError, ModelError) as error:
+                ailment = error.message
+            else:
+                self._offer()
+        if ailment is None:
+            self._balancer.invite(index)
+        if ailment != server.ailment:
+            what = "is well" if ailment is None else ailment
+            log.log(logging.INFO if ailment is None else logging.WARNING, "server %d: %s", index + 1, what)
+        server.ailment = ailment
+
+    def _offer(self) -> None:
+        """Tell the catalogue what the servers list, if that has changed."""
+        names = sorted({name for server in self._servers for name in server.served})
+        offered = tuple(self._card(name) for name in names)
+        if offered != self._offered:
+            self._offered = offered
+            self._catalogue.offer("vllm", offered)
+
+    def _card(self, name: str) -> ModelCard:
+        lengths = [
+            length
+            for server in self._servers
+            if name in server.served and (length := server.served[name].context_length) is not None
+        ]
+        return ModelCard(
+            id=name,
+            backend="vllm",
+            sources={"vllm": RemoteSource(name=name)},
+            context_length=min(lengths, default=None),
+        )
+
+
+def conversation_key(request: GenerationRequest) -> bytes:
+    """The same for all requests of one conversation: its messages up to the first of the user, or the beginning of a
+    text. Eight bytes; nothing of the text can be read from them."""
+    digest = blake2b(request.model.encode("utf-8", "replace"), digest_size=8)
+    prompt = request.prompts[0]
+    if isinstance(prompt, ChatPrompt):
+        for message in prompt.messages[:KEY_MESSAGES]:
+            role, content = str(message.get("role", "")), message.get("content")
+            text = content if isinstance(content, str) else repr(content)
+            digest.update(f"\0{role}\0{text[:KEY_CHARS]}".encode("utf-8", "replace"))
+            if role == "user":
+                break
+    elif isinstance(prompt, TextPrompt):
+        digest.update(prompt.text[:KEY_CHARS].encode("utf-8", "replace"))
+    else:
+        digest.update(repr(prompt.token_ids[: KEY_CHARS // 4]).encode())
+    return digest.digest()
