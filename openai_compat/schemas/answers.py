@@ -37,7 +37,13 @@ USAGE: Final = _object(
         "completion_tokens": _COUNT,
         "total_tokens": _COUNT,
         "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
-    }
+        "completion_tokens_details": _object({"reasoning_tokens": _COUNT}),
+        "is_estimated": {"const": True, "description": "The server did not say; counted by us."},
+        "cost_usd": {"type": "number", "description": "What the provider takes for it, where that is known."},
+    },
+    "completion_tokens_details",
+    "is_estimated",
+    "cost_usd",
 )
 
 _TOKEN: Final = {
@@ -55,6 +61,39 @@ _TEXT_LOGPROBS: Final = _object(
         "top_logprobs": _list({"type": "object", "additionalProperties": _NUMBER}),
         "text_offset": _list(_COUNT),
     }
+)
+
+
+_REASONING: Final = {
+    "reasoning_content": {"type": "string", "description": "What the model thought, apart from its answer."},
+    "reasoning": {"type": "string", "description": "The same, under its other name."},
+}
+_FUNCTION: Final = {"name": _STRING, "arguments": {"type": "string", "description": "JSON of an object."}}
+_CALL: Final = {"id": _STRING, "type": {"type": "string", "const": "function"}}
+_MESSAGE: Final = _object(
+    {
+        "role": {"type": "string", "const": "assistant"},
+        "content": {**_TEXT_OR_NULL, "description": "Null where there are only tool calls."},
+        **_REASONING,
+        "tool_calls": _list(_object({**_CALL, "function": _object(_FUNCTION)})),
+    },
+    *_REASONING,
+    "tool_calls",
+)
+_DELTA: Final = _object(
+    {
+        "role": _STRING,
+        "content": _STRING,
+        **_REASONING,
+        "tool_calls": {
+            **_list(_object({"index": _COUNT, **_CALL, "function": _object(_FUNCTION, "name")}, *_CALL)),
+            "description": "The first delta of a call has its id, type and name; the others go on with arguments.",
+        },
+    },
+    "role",
+    "content",
+    *_REASONING,
+    "tool_calls",
 )
 
 
@@ -96,9 +135,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
         _object(
             {
                 "index": _COUNT,
-                "message": _object(
-                    {"role": {"type": "string", "const": "assistant"}, "content": _TEXT_OR_NULL}
-                ),
+                "message": _MESSAGE,
                 "finish_reason": _REASON,
                 "logprobs": _CHAT_LOGPROBS,
             },
@@ -110,7 +147,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
         _object(
             {
                 "index": _COUNT,
-                "delta": _object({"role": _STRING, "content": _STRING}, "role", "content"),
+                "delta": _DELTA,
                 "finish_reason": _REASON,
                 "logprobs": _CHAT_LOGPROBS,
             },

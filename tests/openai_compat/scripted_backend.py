@@ -15,6 +15,7 @@ from backends.types import (
     ChoiceFinished,
     Event,
     EventBatch,
+    Feature,
     Finished,
     GenerationRequest,
     LoadProgress,
@@ -70,6 +71,7 @@ class ScriptedBackend(Backend):
     script: Script = hello
     kind: str = "fake"
     models: tuple[ModelStatus, ...] = (ModelStatus(id="tiny", state="loaded", context_length=2048),)
+    features: frozenset[Feature] = frozenset()
     healthy: bool = True
     health_s: float = 0.0
     load_steps: Sequence[LoadProgress | Pause | Exception] = (

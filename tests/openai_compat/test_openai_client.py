@@ -5,22 +5,28 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import openai
 import pytest
 import uvicorn
+from fastapi import FastAPI
 from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel, ConfigDict, Field
 
-from tests.openai_compat.wire import make_app
+from backends.registry import create_backend
+from models.catalogue import Catalogue
+from tests.openai_compat.wire import card, make_app
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
 
-@pytest.fixture(scope="module")
-def base_url() -> Iterator[str]:
-    config = uvicorn.Config(make_app(), host="127.0.0.1", port=0, log_level="error", lifespan="on", ws="none")
+@contextmanager
+def serving(app: FastAPI) -> Iterator[str]:
+    """The base URL of an app that runs in a thread as long as the block."""
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="on", ws="none")
     server = uvicorn.Server(config)
     started = threading.Event()
     startup = server.startup
@@ -37,6 +43,12 @@ def base_url() -> Iterator[str]:
     yield f"http://127.0.0.1:{port}/v1"
     server.should_exit = True
     thread.join(20)
+
+
+@pytest.fixture(scope="module")
+def base_url() -> Iterator[str]:
+    with serving(make_app()) as url:
+        yield url
 
 
 @pytest.fixture
@@ -143,6 +155,120 @@ def test_odd_ids_are_answered_with_json(base_url: str, name: str) -> None:
 
     assert reply.status_code in (404, 405)
     assert reply.json()["error"]["code"]
+
+
+# -- tools, reasoning and schemas, with the fake backend behind the app ------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fake_url() -> Iterator[str]:
+    cards = [card("tiny")]
+    backend = create_backend("fake", catalogue=Catalogue(cards))
+    with serving(make_app(backend, cards=cards)) as url:
+        yield url
+
+
+@pytest.fixture
+def fake(fake_url: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=fake_url, api_key="not-needed", max_retries=0) as client:
+        yield client
+
+
+class Weather(BaseModel):
+    """Get the weather."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    city: str
+    days: int = Field(ge=2)
+
+
+TOOLS: Any = [openai.pydantic_function_tool(Weather)]
+THINK: Any = {"chat_template_kwargs": {"enable_thinking": True}}
+
+
+def test_a_required_tool_call_parses(fake: OpenAI) -> None:
+    answer = fake.chat.completions.create(
+        model="tiny", messages=MESSAGES, tools=TOOLS, tool_choice="required"
+    )
+
+    (choice,) = answer.choices
+    (call,) = choice.message.tool_calls or ()
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    assert call.type == "function"
+    assert call.function.name == "Weather"
+    assert Weather.model_validate_json(call.function.arguments) == Weather(city="fake", days=2)
+
+
+def test_a_streamed_tool_call_adds_up_to_the_plain_one(fake: OpenAI) -> None:
+    with fake.chat.completions.stream(
+        model="tiny", messages=MESSAGES, tools=TOOLS, tool_choice="required"
+    ) as stream:
+        events = [event.type for event in stream]
+        answer = stream.get_final_completion()
+
+    (call,) = answer.choices[0].message.tool_calls or ()
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert call.function.parsed_arguments == Weather(city="fake", days=2)
+    assert "tool_calls.function.arguments.delta" in events
+
+
+def test_a_conversation_goes_on_after_a_tool_answered(fake: OpenAI) -> None:
+    asked: Any = [{"role": "user", "content": "The Weather, please"}]
+    first = fake.chat.completions.create(model="tiny", messages=asked, tools=TOOLS).choices[0].message
+    (call,) = first.tool_calls or ()
+    results: Any = [{"role": "tool", "tool_call_id": call.id, "content": "rain"}]
+
+    second = fake.chat.completions.create(model="tiny", messages=[*asked, first, *results], tools=TOOLS)
+
+    assert second.choices[0].finish_reason == "stop"
+    assert second.choices[0].message.content == "The Weather, please"
+
+
+def test_reasoning_has_both_names_in_a_plain_answer(fake: OpenAI) -> None:
+    answer = fake.chat.completions.create(model="tiny", messages=MESSAGES, extra_body=THINK)
+
+    extra = answer.choices[0].message.model_extra or {}
+    assert answer.choices[0].message.content == "Hi"
+    assert extra["reasoning_content"] == extra["reasoning"] == "They said: Hi"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens_details is not None
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 3
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_reasoning_streams_before_the_text_under_both_names(fake: OpenAI, name: str) -> None:
+    stream = fake.chat.completions.create(model="tiny", messages=MESSAGES, stream=True, extra_body=THINK)
+    deltas = [chunk.choices[0].delta for chunk in stream]
+
+    told = ["text" if delta.content else "thought" for delta in deltas if delta.content or delta.model_extra]
+    assert "".join((delta.model_extra or {}).get(name, "") for delta in deltas) == "They said: Hi"
+    assert told == ["thought"] * 3 + ["text"]
+
+
+def test_an_answer_meets_the_schema_that_the_client_made(fake: OpenAI) -> None:
+    answer = fake.chat.completions.parse(model="tiny", messages=MESSAGES, response_format=Weather)
+
+    assert answer.choices[0].message.parsed == Weather(city="fake", days=2)
+
+
+@pytest.mark.parametrize("kind", ["chat", "text"])
+def test_structured_outputs_pass_in_the_extra_body(fake: OpenAI, kind: str) -> None:
+    extra: Any = {"structured_outputs": {"choice": ["yes", "no"]}}
+    if kind == "chat":
+        said = fake.chat.completions.create(model="tiny", messages=MESSAGES, extra_body=extra)
+        assert said.choices[0].message.content == "yes"
+    else:
+        assert fake.completions.create(model="tiny", prompt="?", extra_body=extra).choices[0].text == "yes"
+
+
+def test_a_constraint_that_the_backend_cannot_meet_is_a_bad_request(fake: OpenAI) -> None:
+    extra: Any = {"structured_outputs": {"regex": "a+"}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        fake.chat.completions.create(model="tiny", messages=MESSAGES, extra_body=extra, stream=True)
+
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "structured_outputs.regex")
 
 
 async def test_calls_side_by_side_are_all_complete() -> None:
