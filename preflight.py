@@ -10,6 +10,7 @@ import ipaddress
 import os
 import shutil
 import socket
+import subprocess
 import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -31,10 +32,27 @@ def check_can_serve(
             names = ", ".join(available)
             raise SettingsError(f"the backend {kind!r} is not part of this version; available are {names}")
         package = _PACKAGE_OF.get(kind)
-        if package and args.section(kind).url is None and importlib.util.find_spec(package) is None:
+        is_elsewhere = args.section(kind).url or (kind == "vllm" and settings.vllm_base_url)
+        if package is None or is_elsewhere:
+            continue
+        if kind == "vllm" and args.vllm.python is not None:
+            check_interpreter(args.vllm.python, package)
+        elif importlib.util.find_spec(package) is None:
             raise SettingsError(
                 f"the backend {kind!r} needs the package {package!r}; install requirements/{kind}.txt"
             )
+
+
+def check_interpreter(python: str, package: str) -> None:
+    """Raises: SettingsError when `python` is no interpreter that has the package."""
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+    try:
+        status = subprocess.run([python, "-c", code], stdin=subprocess.DEVNULL, timeout=20, check=False)  # noqa: S603 - the operator names it
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = error.strerror if isinstance(error, OSError) else "it does not answer"
+        raise SettingsError(f"vllm.python is {python!r}, which cannot be run ({why})") from None
+    if status.returncode != 0:
+        raise SettingsError(f"vllm.python is {python!r}, which has not got the package {package!r}")
 
 
 def check_runner_is_guarded(settings: Settings, bento: str, host: str) -> None:

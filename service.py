@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from backends.base import Backend
 from backends.pool import Limits
-from backends.registry import FEATURES, create_backend
+from backends.registry import FEATURES, create_backend, create_remote_backend
 from backends.runner import RunnerClient, create_runner_app
 from backends.termination import Termination
 from models.card import BackendKind
@@ -42,7 +42,7 @@ from preflight import (
 from settings import Args, SettingsError, is_in_container, load_settings
 
 PORT: Final = 14011
-LOCAL_KINDS: Final[tuple[BackendKind, ...]] = ("llamacpp", "fake")
+LOCAL_KINDS: Final[tuple[BackendKind, ...]] = ("llamacpp", "vllm", "litellm", "fake")
 RUNNER_GRACE_S: Final = 1.0
 """How long a runner goes on taking requests after SIGTERM: those that the gateway had already let in."""
 LAST_WORDS_S: Final = 2.0
@@ -112,11 +112,32 @@ def _llamacpp() -> Backend:
     )
 
 
+def _vllm() -> Backend:
+    knobs = args.vllm
+    return create_backend(
+        "vllm",
+        catalogue=catalogue,
+        limits=Limits(budget_bytes=knobs.memory_budget_bytes, max_loaded_models=knobs.max_loaded_models),
+        options=knobs.options(),
+    )
+
+
+def _litellm() -> Backend:
+    knobs = args.litellm
+    names = ("idle_timeout_s", "max_retries", "cooldown_after", "cooldown_s")
+    options = {name: getattr(knobs, name) for name in names}
+    return create_backend(
+        "litellm", catalogue=catalogue, options={"request_timeout_s": settings.request_timeout_s, **options}
+    )
+
+
 async def _drain_runner(app: Starlette) -> None:
     await app.state.drain(grace_s=RUNNER_GRACE_S, timeout_s=settings.drain_timeout_s)
 
 
 llamacpp_app = create_runner_app(_llamacpp, token=_runner_token)
+vllm_app = create_runner_app(_vllm, token=_runner_token)
+litellm_app = create_runner_app(_litellm, token=_runner_token)
 fake_app = create_runner_app(partial(create_backend, "fake", catalogue=catalogue), token=_runner_token)
 
 
@@ -131,6 +152,29 @@ class LlamaCppRunner:
         _settle()
 
 
+@bentoml.service(name="VLLMRunner", http=_runner_http, **args.vllm.bento())
+@bentoml.asgi_app(vllm_app, path="/")
+class VLLMRunner:
+    """The process that starts, watches and ends vLLM's servers, one per loaded model."""
+
+    @bentoml.on_startup
+    async def settle(self) -> None:
+        Termination(partial(_drain_runner, vllm_app))
+        _settle()
+
+
+@bentoml.service(name="LiteLLMRunner", http=_runner_http, **args.litellm.bento())
+@bentoml.asgi_app(litellm_app, path="/")
+class LiteLLMRunner:
+    """A process that calls clouds. Several may run: each has its own connections, and its own memory of which
+    deployments fail."""
+
+    @bentoml.on_startup
+    async def settle(self) -> None:
+        Termination(partial(_drain_runner, litellm_app))
+        _settle()
+
+
 @bentoml.service(name="FakeRunner", http=_runner_http, **args.fake.bento())
 @bentoml.asgi_app(fake_app, path="/")
 class FakeRunner:
@@ -142,7 +186,12 @@ class FakeRunner:
         _settle()
 
 
-RUNNERS: Final[dict[BackendKind, Any]] = {"llamacpp": LlamaCppRunner, "fake": FakeRunner}
+RUNNERS: Final[dict[BackendKind, Any]] = {
+    "llamacpp": LlamaCppRunner,
+    "vllm": VLLMRunner,
+    "litellm": LiteLLMRunner,
+    "fake": FakeRunner,
+}
 
 
 # -- gateway ---------------------------------------------------------------------------------------------------
@@ -153,11 +202,15 @@ def _runner_url(kind: BackendKind) -> str:
     return str(args.section(kind).url or RUNNERS[kind].url)
 
 
-clients: dict[str, RunnerClient] = {
-    kind: RunnerClient(kind, partial(_runner_url, kind), _runner_token, features=FEATURES[kind])
-    for kind in kinds
-    if kind in RUNNERS
-}
+def _client(kind: BackendKind) -> Backend:
+    """The gateway's end of a kind: servers elsewhere are spoken to from here, everything else through a runner."""
+    if kind == "vllm" and settings.vllm_base_url is not None:
+        key = settings.vllm_api_key.get_secret_value() if settings.vllm_api_key else None
+        return create_remote_backend(settings.vllm_base_url, key, catalogue)
+    return RunnerClient(kind, partial(_runner_url, kind), _runner_token, features=FEATURES[kind])
+
+
+clients: dict[str, Backend] = {kind: _client(kind) for kind in kinds if kind in RUNNERS}
 open_access_log()
 gateway_app = create_app(
     backends=clients,
@@ -231,6 +284,10 @@ class Gateway:
 
     if "llamacpp" in kinds and args.llamacpp.url is None:
         llamacpp = bentoml.depends(LlamaCppRunner)
+    if "vllm" in kinds and args.vllm.url is None and settings.vllm_base_url is None:
+        vllm = bentoml.depends(VLLMRunner)
+    if "litellm" in kinds and args.litellm.url is None:
+        litellm = bentoml.depends(LiteLLMRunner)
     if "fake" in kinds and args.fake.url is None:
         fake = bentoml.depends(FakeRunner)
 

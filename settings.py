@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
@@ -139,6 +140,20 @@ def _url(*schemes: str) -> Callable[[object], object]:
     return check
 
 
+def _urls(*schemes: str) -> Callable[[object], object]:
+    check = _url(*schemes)
+
+    def check_all(value: object) -> object:
+        items = _items(value)
+        if not isinstance(items, tuple):
+            return items
+        if not items:
+            raise ValueError("it holds no address")
+        return tuple(check(item) for item in items)
+
+    return check_all
+
+
 _Secret = Annotated[SecretStr, BeforeValidator(_secret)]
 _Items = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
 _HttpUrl = Annotated[str, BeforeValidator(_url("http", "https"))]
@@ -230,10 +245,13 @@ class Settings(BaseSettings):
     llamacpp_url: _RunnerUrl | None = _knob(None, "http://host:port or file:///path.sock")
     """A llama.cpp runner that runs elsewhere; none is started here then. Takes the place of
     `llamacpp.url`."""
-    vllm_base_url: _HttpUrl | None = _knob(None, "http(s)://host:port/v1")
-    """An OpenAI-compatible vLLM server that runs elsewhere."""
+    vllm_base_url: Annotated[
+        tuple[str, ...] | None, NoDecode, BeforeValidator(_urls("http", "https", "file"))
+    ] = _knob(None, "comma-separated http(s)://host:port/v1")
+    """vLLM servers, or others that speak OpenAI's API, that run elsewhere with the same models; none is started here
+    then."""
     vllm_api_key: _Secret | None = _knob(None, "text without blanks")
-    """The key that server asks for."""
+    """The key those servers ask for."""
     vllm_disable_thinking: bool = _knob(True, "true or false")
     """Whether vLLM chat requests get `enable_thinking: false` unless they say otherwise themselves."""
 
@@ -296,6 +314,13 @@ def _no_bool(value: object) -> object:
 _Int = Annotated[int, BeforeValidator(_no_bool)]
 _Count = Annotated[int, Field(ge=1), BeforeValidator(_no_bool)]
 _Float = Annotated[float, BeforeValidator(_no_bool)]
+
+
+def _words_of(value: object) -> object:
+    return tuple(shlex.split(value)) if isinstance(value, str) else value
+
+
+_Words = Annotated[tuple[str, ...], BeforeValidator(_words_of)]
 
 
 class _Section(BaseModel):
@@ -410,6 +435,69 @@ class LlamaCppArgs(BackendArgs):
     """Memory for models and their KV cells; null takes what the machine or its control group has."""
 
 
+class VLLMArgs(BackendArgs):
+    """vLLM's engines and the runner that starts them. null leaves a knob to vLLM."""
+
+    workers: _Int = _knob(1, "1: one process owns the engines", unit="processes", ge=1, le=1)
+    """Processes."""
+    python: str | None = _knob(None, "the path of an interpreter", min_length=1)
+    """The Python that has vLLM; null takes the service's own. An environment of its own keeps vLLM's packages
+    apart from the service's."""
+    device: Literal["cpu", "gpu"] | None = _knob(None, "cpu, gpu or null")
+    """null: `gpu` where an NVIDIA driver shows one, else `cpu`."""
+    max_num_seqs: _Int | None = _knob(None, "a whole number >= 1", unit="sequences", ge=1)
+    """Sequences that run at once per model."""
+    max_num_batched_tokens: _Int | None = _knob(None, "a whole number >= 16", unit="tokens", ge=16)
+    """Tokens in one step."""
+    max_model_len: _Int | None = _knob(None, "a whole number >= 16", unit="tokens", ge=16)
+    """Most tokens of one sequence, prompt and answer; a card's `context_length` can only lower it."""
+    gpu_memory_utilization: _Float = _knob(0.9, "a number, 0-1", gt=0, le=1)
+    """Of each GPU's memory, what all models together may take."""
+    kv_cache_space_gib: _Float = _knob(4.0, "a number > 0", unit="GiB", gt=0)
+    """KV cache of one model on a CPU."""
+    max_loaded_models: _Int | None = _knob(None, "a whole number >= 1", unit="models", ge=1)
+    """Models in memory at once; the GPUs' memory is cut into so many equal parts. null: a model takes all of it unless
+    its card says less."""
+    memory_budget_bytes: _Int | None = _knob(None, "a whole number >= 1", unit="bytes", ge=1)
+    """Memory for models, of each GPU or on a CPU; null takes `gpu_memory_utilization` of the GPU, or what the machine
+    or its control group has."""
+    enable_prefix_caching: bool | None = _knob(None, "true, false or null")
+    """Whether prompts reuse the KV cache of earlier ones."""
+    enable_sleep_mode: bool = _knob(False, "true or false")
+    """vLLM's `--enable-sleep-mode`."""
+    tensor_parallel_size: _Int | None = _knob(None, "a whole number >= 1", unit="GPUs", ge=1)
+    """GPUs that share each layer; null takes `resources.gpu`."""
+    pipeline_parallel_size: _Int | None = _knob(None, "a whole number >= 1", unit="stages", ge=1)
+    """Groups of GPUs that share the layers."""
+    distributed_executor_backend: Literal["mp", "ray", "uni"] | None = _knob(None, "mp, ray, uni or null")
+    """How those processes are started; `ray` over several machines (docs/scale-out.md)."""
+    dtype: str | None = _knob(None, "a dtype of vLLM, such as bfloat16", pattern=r"^[a-z0-9_]+$")
+    """Type of the weights and activations."""
+    start_timeout_s: _Float = _knob(900.0, "a number > 0", unit="s", gt=0)
+    """Longest time from a load to an engine that answers."""
+    extra_args: _Words = _knob((), "a list of words, or text as a shell would split it")
+    """More of vLLM's own command-line arguments; they win over those above."""
+
+    def options(self) -> dict[str, Any]:
+        """The fields of `VLLMOptions`, this process's environment among them."""
+        ours = {"workers", "timeout", "resources", "enabled", "url", "batch"}
+        knobs = self.model_dump(exclude=ours)
+        return {**knobs, "num_gpus": self.resources.gpu, "environment": dict(os.environ)}
+
+
+class LiteLLMArgs(BackendArgs):
+    """LiteLLM and its runner. Keys and addresses of providers are variables of their own (docs/litellm.md)."""
+
+    idle_timeout_s: _Float = _knob(60.0, "a number > 0", unit="s", gt=0)
+    """Longest gap in a provider's stream once it has begun."""
+    max_retries: _Int = _knob(2, "a whole number, 0-10", unit="calls", ge=0, le=10)
+    """Calls beyond the first when a provider fails before anything was passed on."""
+    cooldown_after: _Int = _knob(5, "a whole number >= 1", unit="failures", ge=1)
+    """Failures in a row after which a model of a provider is left alone for a while."""
+    cooldown_s: _Float = _knob(10.0, "a number >= 0", unit="s", ge=0)
+    """How long it is left alone, unless the provider names a longer time."""
+
+
 class Args(_Section):
     """`args:` of bentofile.yaml with what overrides it, in rising order: the file, `--arg key=JSON`, `--arg
     a.b=1`, `LLM_ARGS__A__B=1`, and the older variable where one stands for the same knob. Every level refuses
@@ -422,9 +510,9 @@ class Args(_Section):
     """The gateway."""
     llamacpp: LlamaCppArgs = _knob(LlamaCppArgs(), "a section")
     """llama.cpp."""
-    vllm: BackendArgs = _knob(BackendArgs(), "a section")
+    vllm: VLLMArgs = _knob(VLLMArgs(), "a section")
     """vLLM."""
-    litellm: BackendArgs = _knob(BackendArgs(), "a section")
+    litellm: LiteLLMArgs = _knob(LiteLLMArgs(), "a section")
     """LiteLLM."""
     fake: BackendArgs = _knob(BackendArgs(), "a section")
     """The deterministic stand-in for tests."""

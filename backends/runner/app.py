@@ -108,8 +108,8 @@ def create_runner_app(
         await exchange.whole(_JSON, msgspec.json.encode(await the().health()))
 
     async def metrics(exchange: _Exchange, _: bytes) -> None:
-        text = metrics_text(the().kind, await the().health())
-        await exchange.whole(_TEXT, (text + (extra_metrics() if extra_metrics else "")).encode())
+        text = metrics_text(the().kind, await the().health()) + (extra_metrics() if extra_metrics else "")
+        await exchange.whole(_TEXT, text.encode() + await the().metrics())
 
     def post(
         path: str, decode: Callable[[bytes], T], serve: Callable[[_Exchange, T], Awaitable[None]]

@@ -137,6 +137,7 @@ class RunnerClient(Backend):
     async def unload(self, model: str) -> None:
         await self._result("/unload", ModelCall(model), UNLOAD_TIMEOUT_S)
 
+    @override
     async def metrics(self) -> bytes:
         """The runner's own Prometheus text; empty when it does not answer in time."""
         try:

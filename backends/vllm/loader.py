@@ -64,8 +64,10 @@ class VLLMLoader(ModelLoader):
         """`gpus`: those that vLLM will see; None asks the driver."""
         self._catalogue = catalogue
         self._options = options or VLLMOptions()
-        found = visible_gpus() if gpus is None and self._options.device != "cpu" else gpus
-        self._gpus = tuple(found or ())
+        if gpus is None:
+            wanted = self._options.environment.get("CUDA_VISIBLE_DEVICES")
+            gpus = () if self._options.device == "cpu" else visible_gpus(wanted)
+        self._gpus = tuple(gpus)
         self.device: Device = self._options.device or ("gpu" if self._gpus else "cpu")
         self.budget_bytes = self._options.memory_budget_bytes or self._own_budget()
         """Of each GPU, or of main memory. None: a GPU that cannot be asked; vLLM then refuses what does not fit."""
@@ -162,7 +164,7 @@ class VLLMLoader(ModelLoader):
         engine = EngineProcess(
             card.id,
             command,
-            environment=environment_of(os.environ, folder, self._options, self.device),
+            environment=environment_of(self._options, folder, self.device),
             folder=folder,
             probe=upstream.is_healthy,
             hidden={str(model): repr(card.id)},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +21,9 @@ class Gpu:
     total_bytes: int
 
 
-def visible_gpus(environment: dict[str, str] | None = None) -> tuple[Gpu, ...]:
-    """The NVIDIA GPUs that `CUDA_VISIBLE_DEVICES` leaves, in its order; none where there is no driver."""
-    wanted = (environment if environment is not None else os.environ).get("CUDA_VISIBLE_DEVICES")
+def visible_gpus(wanted: str | None) -> tuple[Gpu, ...]:
+    """The NVIDIA GPUs that `wanted`, the text of `CUDA_VISIBLE_DEVICES`, leaves, in its order; all for None; none where
+    there is no driver."""
     try:
         nvml = _Nvml()
     except OSError:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -51,6 +50,8 @@ class VLLMOptions:
     start_timeout_s: float = 900.0
     stop_timeout_s: float = 10.0
     extra_args: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """This process's, of which the engine gets what it needs (`environment_of`)."""
 
     @property
     def interpreter(self) -> str:
@@ -154,11 +155,10 @@ _PASSED_ON_PREFIXES: Final = (
 _KEPT_BACK: Final = frozenset({"VLLM_API_KEY"})
 
 
-def environment_of(
-    environment: Mapping[str, str], folder: Path, options: VLLMOptions, device: Device
-) -> dict[str, str]:
-    """The child's environment: of ours what it needs to find its libraries, devices and caches. Tokens of this
+def environment_of(options: VLLMOptions, folder: Path, device: Device) -> dict[str, str]:
+    """The engine's environment: of ours what it needs to find its libraries, devices and caches. Tokens of this
     service, keys of clouds and whatever else we hold stay here."""
+    environment = options.environment
     passed = {
         name: value
         for name, value in environment.items()
@@ -199,17 +199,3 @@ def _cache_folder(environment: Mapping[str, str]) -> Path:
     """vLLM's own."""
     root = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or "~").expanduser() / ".cache"
     return Path(environment.get("VLLM_CACHE_ROOT") or Path(root) / "vllm")
-
-
-def split_args(text: str | Sequence[str]) -> tuple[str, ...]:
-    """`--a 1 --b="x y"` as an argument list; a list stays as it is. Raises: ValueError for an open quote."""
-    import shlex
-
-    return tuple(shlex.split(text)) if isinstance(text, str) else tuple(text)
-
-
-def find_program(python: str) -> str | None:
-    """The interpreter's path if it can be run; None if not."""
-    import shutil
-
-    return shutil.which(os.path.expanduser(python))
