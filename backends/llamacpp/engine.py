@@ -1,12 +1,12 @@
-"""The engine loop: one thread, one context, one batch a step over all running sequences.
+"""The engine loop: one thread, one context, over all running sequences at once.
 
-Every step decodes one token of each sequence that has its prompt behind it, and beside them a bounded piece of the
-prompts that do not, so that a long prompt never stalls the others for long. Decoding is only a prefill of one token:
-a sequence's `tokens` are its prompt and what it generated, its slot knows how many of them are computed, and the
-logits of the last one give the next. So a preempted sequence needs no state of its own: it waits again, and what it
-had is computed again.
+Every step computes a bounded piece of the prompts that are not behind their sequences yet, so that a long prompt never
+stalls the others for long, and then one token of each sequence that has its prompt behind it. Decoding is only a
+prefill of one token: a sequence's `tokens` are its prompt and what it generated, its slot knows how many of them are
+computed, and the logits of the last one give the next. So a preempted sequence needs no state of its own: it waits
+again, and what it had is computed again.
 
-    commands ─> waiting ─> running ─> finished           (see `Engine._admit`, `_plan`, `_sample`)
+    commands ─> waiting ─> running ─> finished           (see `Engine._admit`, `_step`, `_sample`)
                    ^          │
                    └ preempt ─┘
 """
@@ -17,7 +17,7 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -111,10 +111,20 @@ class Sequence:
             self.sampler.close()
 
     @property
+    def num_pending(self) -> int:
+        """Tokens that are not computed yet; 1 while it decodes."""
+        assert self.slot is not None
+        return len(self.tokens) - len(self.slot.tokens)
+
+    @property
     def slot_id(self) -> int:
         """Of the slot it runs in; only a running sequence has one."""
         assert self.slot is not None
         return self.slot.id
+
+
+Part = tuple[Sequence, int]
+"""A running sequence, and how many of its tokens a batch computes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,29 +283,43 @@ class Engine:
     # -- admission to slots ------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Give free slots to waiting sequences, in order of arrival.
+        """Give free slots to waiting sequences: first to the request with the fewest running ones, of equals to the one
+        that came first. So a request of a thousand prompts has every slot while it is alone, and one that comes after
+        it gets the next that is free.
 
         One that shares much of its beginning with a prompt that is being computed waits until that part is there and
         takes it then (so the choices of one request, and requests with one system prompt, compute it once); those
         behind it go ahead meanwhile, but not those of the same request, which may be a thousand to compare.
         """
-        position = 0
         deferred: set[Job] = set()
-        while position < len(self._waiting) and self._slots.has_free_slot:
-            sequence = self._waiting[position]
-            if sequence.job in deferred:
-                position += 1
-                continue
+        while self._slots.has_free_slot:
+            sequence = self._next_waiting(deferred)
+            if sequence is None:
+                return
             _, available = self._slots.longest_prefix(sequence.tokens, exact=sequence.job.must_repeat)
             if self._should_wait_for_prefix(sequence, available):
                 deferred.add(sequence.job)
-                position += 1
                 continue
             needed = len(sequence.tokens) - available + len(self._running)
             if self._running and not self._slots.evict_idle_for(min(needed, self._max_length)):
                 return
-            del self._waiting[position]
+            self._waiting.remove(sequence)
             self._start(sequence)
+
+    def _next_waiting(self, deferred: set[Job]) -> Sequence | None:
+        num_running = Counter(sequence.job for sequence in self._running)
+        seen = set(deferred)
+        best: Sequence | None = None
+        for sequence in self._waiting:
+            job = sequence.job
+            if job in seen:
+                continue
+            if job not in num_running:
+                return sequence
+            seen.add(job)
+            if best is None or num_running[job] < num_running[best.job]:
+                best = sequence
+        return best
 
     def _should_wait_for_prefix(self, sequence: Sequence, available: int) -> bool:
         limit = len(sequence.tokens) - NUM_RECOMPUTED
@@ -325,23 +349,36 @@ class Engine:
     # -- one step ----------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
+        """Prompts first: their first tokens go out while the others are computed, and join them.
+
+        With cells per slot they would be passes of their own in one batch as well (`_in_passes`), and everybody's
+        tokens came with the last of them. Cells that all share make one pass of both, which reads the weights once.
+        """
         self._make_sequences_fit()
-        if not self._running:
-            return
-        parts = self._plan()
+        if self._context.config.kv_unified:
+            self._compute(self._decoding() + self._prompt_pieces())
+        elif not (pieces := self._prompt_pieces()) or self._compute(pieces):
+            self._compute(self._decoding())
+
+    def _compute(self, parts: list[Part]) -> bool:
+        """Run one batch and take in what it brings. False: nothing was computed, and what runs may have changed."""
+        parts = self._with_cells(parts)
+        if not parts:
+            return False
+        self._fill(parts)
         try:
             rows = self._context.decode()
         except NoRoomInCache:
             # The count of cells and llama.cpp's own disagree (it may need them in one piece): make room the hard way.
             self._undo(parts)
             self._make_room()
-            return
+            return False
         except BackendFailed as error:
             self._undo(parts)
             for job in {part[0].job for part in parts}:
                 self._end_job(job, error)
             self._slots.forget_all()
-            return
+            return False
         for sequence, count in parts:
             slot = sequence.slot
             assert slot is not None
@@ -351,25 +388,46 @@ class Engine:
             [s for s, _ in parts if s.slot is not None and len(s.slot.tokens) == len(s.tokens)], rows
         )
         self._hand_over()
+        return True
 
-    def _plan(self) -> list[tuple[Sequence, int]]:
-        """Fill the batch; give the sequences in it, in batch order, and how many of their tokens each computes.
+    def _decoding(self) -> list[Part]:
+        """One token for every sequence whose prompt is behind it."""
+        return [(sequence, 1) for sequence in self._running if sequence.num_pending == 1]
 
-        1. One token for every sequence whose prompt is behind it.
-        2. Prompts in order of arrival, within the budget: a whole batch when nobody decodes, else a chunk.
-        3. Cells for all of it: idle prefixes go first, then the youngest sequence is preempted.
+    def _prompt_pieces(self) -> list[Part]:
+        """Prompts in order of arrival, within the budget: a whole batch when nobody decodes, else a chunk.
+
+        What is left of the budget goes to the next prompt only if it saves that one a step; else it would make the
+        first wait and bring the second nothing.
         """
+        num_decoding = sum(sequence.num_pending == 1 for sequence in self._running)
+        room = self._context.batch.capacity
+        if self._context.config.kv_unified:
+            room -= num_decoding
+        whole = budget = min(room, self._config.prefill_chunk_tokens) if num_decoding else room
+        pieces: list[Part] = []
+        for sequence in self._running:
+            pending = sequence.num_pending
+            if pending == 1:
+                continue
+            count = min(budget, pending)
+            if pending - count == 1 and count > 2:
+                # The rest would be one token, and a pass of one token is not exact.
+                count -= 1
+            if count < 1 or (budget < whole and -(-(pending - count) // whole) == -(-pending // whole)):
+                continue
+            pieces.append((sequence, count))
+            budget -= count
+        return pieces
+
+    def _with_cells(self, parts: list[Part]) -> list[Part]:
+        """The parts for which there are cells: idle prefixes go first, then the youngest sequence is preempted."""
+        while not self._slots.evict_idle_for(sum(count for _, count in parts)) and self._preempt_youngest():
+            parts = [part for part in parts if part[0].slot is not None]
+        return parts if self._context.config.kv_unified else _in_passes(parts)
+
+    def _fill(self, parts: list[Part]) -> None:
         batch = self._context.batch
-        while True:
-            decoding: list[Sequence] = []
-            prefilling: list[Sequence] = []
-            for sequence in self._running:
-                assert sequence.slot is not None
-                pending = len(sequence.tokens) - len(sequence.slot.tokens)
-                (decoding if pending == 1 else prefilling).append(sequence)
-            parts = self._parts(decoding, prefilling)
-            if self._slots.evict_idle_for(sum(count for _, count in parts)) or not self._preempt_youngest():
-                break
         batch.clear()
         for sequence, count in parts:
             assert sequence.slot is not None
@@ -381,28 +439,6 @@ class Engine:
                 slot_id=sequence.slot.id,
                 wants_logits=end == len(sequence.tokens),
             )
-        return parts
-
-    def _parts(self, decoding: list[Sequence], prefilling: list[Sequence]) -> list[tuple[Sequence, int]]:
-        """What a step computes, before cells are looked at."""
-        budget = self._context.batch.capacity - len(decoding)
-        if decoding:
-            budget = min(budget, self._config.prefill_chunk_tokens)
-        whole = budget
-        parts = [(sequence, 1) for sequence in decoding]
-        for sequence in prefilling:
-            assert sequence.slot is not None
-            pending = len(sequence.tokens) - len(sequence.slot.tokens)
-            count = min(budget, pending)
-            if pending - count == 1 and count > 2:
-                # The rest would be one token, and a pass of one token is not exact.
-                count -= 1
-            if count == 1 < pending and budget < whole:
-                continue
-            if count > 0:
-                parts.append((sequence, count))
-                budget -= count
-        return parts if self._context.config.kv_unified else _in_passes(parts)
 
     def _make_sequences_fit(self) -> None:
         """Let the cache grow when a sequence is about to need more than a slot has: twice the size until it fits, with
@@ -440,7 +476,7 @@ class Engine:
         self._context = Context(self._model, replace(have, tokens_per_sequence=most, kv_unified=True))
         self._slots = self._new_slots()
 
-    def _undo(self, parts: Iterable[tuple[Sequence, int]]) -> None:
+    def _undo(self, parts: Iterable[Part]) -> None:
         for sequence, _ in parts:
             if sequence.slot is not None:
                 self._slots.truncate_to_known(sequence.slot)
@@ -544,7 +580,7 @@ class Engine:
         self._deliver(deliveries)
 
 
-def _in_passes(parts: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
+def _in_passes(parts: list[Part]) -> list[Part]:
     """The parts in the order in which llama.cpp makes the passes that are wanted of them.
 
     With cells per slot one pass takes sequences whose slot ids follow each other, as far as they do in the batch, and
@@ -553,7 +589,7 @@ def _in_passes(parts: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
     not be exact. So runs of decoding neighbours and single pieces are put in falling order: none follows its
     predecessor's id.
     """
-    groups: list[list[tuple[Sequence, int]]] = []
+    groups: list[list[Part]] = []
     for part in sorted(parts, key=lambda part: part[0].slot_id):
         previous = groups[-1][-1] if groups else None
         if (
