@@ -58,7 +58,7 @@ FEATURES: Final[Mapping[str, frozenset[Feature]]] = {
     "fake": frozenset({"tools", "structured_outputs", "reasoning_effort"}),
     "llamacpp": frozenset(),
     # Its server refuses `suffix`, and has no `best_of`.
-    "vllm": frozenset({"tools", "structured_outputs", "reasoning_effort"}),
+    "vllm": frozenset({"tools", "structured_outputs", "reasoning_effort", "echo_logprobs"}),
     "litellm": frozenset({"tools", "structured_outputs", "reasoning_effort"}),
 }
 """Kind -> what its backend takes (`Backend.features`), known to a gateway whose runner is another process."""

@@ -57,8 +57,8 @@ _CHAT_LOGPROBS: Final = _object(
 _TEXT_LOGPROBS: Final = _object(
     {
         "tokens": _list(_STRING),
-        "token_logprobs": _list(_NUMBER),
-        "top_logprobs": _list({"type": "object", "additionalProperties": _NUMBER}),
+        "token_logprobs": _list({"type": ["number", "null"]}),
+        "top_logprobs": _list({"type": ["object", "null"], "additionalProperties": _NUMBER}),
         "text_offset": _list(_COUNT),
     }
 )

@@ -5,6 +5,7 @@ A token may be part of a character. Its `bytes` are exact; its string shows the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -29,19 +30,25 @@ class CompletionLogprobs:
         self._offset_chars = 0
 
     def take(self, tokens: Iterable[TokenLogprobs]) -> dict[str, Any]:
-        """The four parallel lists of these tokens. Offsets are in characters of the choice's text."""
+        """The four parallel lists of these tokens. Offsets are in characters of the choice's text. A token that has no
+        probability (NaN: the first of an echoed prompt) is null in both lists of them."""
         strings: list[str] = []
-        chosen: list[float] = []
-        tops: list[dict[str, float]] = []
+        chosen: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
         offsets: list[int] = []
         for token in tokens:
             data = token.chosen.token
             strings.append(token_text(data))
-            chosen.append(_floor(token.chosen.logprob))
-            # Where two tokens show as one string the likelier wins; the sampled token is always there.
-            top = {token_text(other.token): _floor(other.logprob) for other in reversed(token.top)}
-            top.setdefault(strings[-1], chosen[-1])
-            tops.append(top)
+            if math.isnan(token.chosen.logprob):
+                chosen.append(None)
+                tops.append(None)
+            else:
+                logprob = _floor(token.chosen.logprob)
+                chosen.append(logprob)
+                # Where two tokens show as one string the likelier wins; the sampled token is always there.
+                top = {token_text(other.token): _floor(other.logprob) for other in reversed(token.top)}
+                top.setdefault(strings[-1], logprob)
+                tops.append(top)
             offsets.append(self._offset_chars - (bool(data) and _continues(data[0])))
             self._offset_chars += sum(not _continues(byte) for byte in data)
         return {"tokens": strings, "token_logprobs": chosen, "top_logprobs": tops, "text_offset": offsets}

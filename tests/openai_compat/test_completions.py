@@ -172,6 +172,21 @@ async def test_logprobs_are_parallel_lists_with_offsets_in_characters(stream: bo
     assert found["top_logprobs"][0] == {"a": -0.5, "é": -1.0}
 
 
+async def test_a_token_without_a_probability_is_null() -> None:
+    first = TokenLogprobs(TokenLogprob(b"Once", float("nan")))
+    script = [
+        Started(0.0, 1),
+        TextDelta(0, "Once", 0, (first,)),
+        ChoiceFinished(0, "stop"),
+        Finished(Usage(1, 0)),
+    ]
+    backend = ScriptedBackend(script=script, features=frozenset({"echo_logprobs"}))
+
+    found = (await complete(make_app(backend), echo=True, logprobs=1)).json["choices"][0]["logprobs"]
+
+    assert (found["token_logprobs"], found["top_logprobs"]) == ([None], [None])
+
+
 async def test_embeddings_are_not_implemented_for_a_known_model() -> None:
     app = make_app()
 
