@@ -245,9 +245,9 @@ class Settings(BaseSettings):
     llamacpp_url: _RunnerUrl | None = _knob(None, "http://host:port or file:///path.sock")
     """A llama.cpp runner that runs elsewhere; none is started here then. Takes the place of
     `llamacpp.url`."""
-    vllm_base_url: Annotated[
-        tuple[str, ...] | None, NoDecode, BeforeValidator(_urls("http", "https", "file"))
-    ] = _knob(None, "comma-separated http(s)://host:port/v1")
+    vllm_base_url: Annotated[tuple[str, ...] | None, NoDecode, BeforeValidator(_urls("http", "https"))] = (
+        _knob(None, "comma-separated http(s)://host:port/v1")
+    )
     """vLLM servers, or others that speak OpenAI's API, that run elsewhere with the same models; none is started here
     then."""
     vllm_api_key: _Secret | None = _knob(None, "text without blanks")
