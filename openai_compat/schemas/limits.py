@@ -1,4 +1,5 @@
-"""How large the JSON schemas and regexes of a request may be, so that compiling one cannot hold an engine.
+"""How large the JSON schemas and regexes of a request may be, so that compiling one cannot hold an engine; and that
+they are schemas at all.
 
 What is counted is what compilers pay for: nodes, depth, and for a regex the size it has once its counted repetitions
 are written out. Nobody compiles anything here; what is within the limits may still be refused by the engine.
@@ -14,14 +15,13 @@ import msgspec
 from typing_extensions import override
 
 from backends.errors import InvalidGrammar
+from openai_compat.schemas.keywords import problem_of
 
 MAX_SCHEMA_BYTES: Final = 262_144
 """Of one field's schemas together, as compact JSON."""
 MAX_SCHEMA_NODES: Final = 20_000
 """Objects, lists and values of one field's schemas together. Walking them takes about 10 ms."""
 MAX_SCHEMA_DEPTH: Final = 64
-MAX_COUNT: Final = 10_000
-"""Of `minItems` and its like: compilers that write repetitions out pay for each."""
 MAX_REGEX_CHARS: Final = 4096
 MAX_REGEX_SIZE: Final = 10_000
 """Atoms of a regex whose repetitions are written out: `(ab){50}` is 100."""
@@ -30,9 +30,6 @@ MAX_GRAMMAR_CHARS: Final = 65_536
 MAX_CHOICE_CHARS: Final = 65_536
 """Of all choices together."""
 
-_COUNTS: Final = frozenset(
-    {"minItems", "maxItems", "minContains", "maxContains", "minProperties", "maxProperties", "minLength"}
-)
 _DATA: Final = frozenset({"const", "default", "enum", "example", "examples"})
 """Keywords whose value is an instance, not a schema: nothing in it means anything."""
 _NAMES: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
@@ -73,7 +70,7 @@ def check_structured_outputs(outputs: dict[str, Any] | None) -> None:
         if key in ("json", "structural_tag"):
             budget = _Budget("structured_outputs")
             budget.spend_bytes(value)
-            budget.walk(value, place, strictly=True)
+            budget.walk(value, place, strictly=True, is_root=key == "json")
         elif key in ("regex", "whitespace_pattern"):
             check_regex(value, place)
         elif key == "grammar":
@@ -144,8 +141,10 @@ class _Budget:
     def spend_bytes(self, schemas: object) -> None:
         _check_at_most(len(msgspec.json.encode(schemas)), MAX_SCHEMA_BYTES, "bytes", self._param)
 
-    def walk(self, schema: dict[str, Any], place: str, *, strictly: bool) -> None:
-        """Count what is there. `strictly`: it will be compiled, so what the keywords ask for counts as well."""
+    def walk(self, schema: dict[str, Any], place: str, *, strictly: bool, is_root: bool = True) -> None:
+        """Count what is there. `strictly`: it will be compiled, so what the keywords ask for counts as well.
+        `is_root`: references begin here."""
+        root = schema if is_root else None
         held = _Holds.SCHEMA if strictly else _Holds.DATA
         todo: list[tuple[Any, _Place, _Holds]] = [(schema, _Place(place), held)]
         while todo:
@@ -160,7 +159,7 @@ class _Budget:
             for key, member in value.items() if isinstance(value, dict) else enumerate(value):
                 below = _Place(key, at)
                 if holds is _Holds.SCHEMA:
-                    _check_keyword(key, member, below)
+                    _check_keyword(key, member, below, root)
                 elif holds is _Holds.PATTERNS:
                     check_regex(str(key), below)
                 todo.append((member, below, _held_by(holds, key)))
@@ -208,14 +207,12 @@ class _Place:
         return "".join(reversed(parts)).removeprefix(".")
 
 
-def _check_keyword(key: str | int, value: object, place: _Place) -> None:
+def _check_keyword(key: str | int, value: object, place: _Place, root: dict[str, Any] | None) -> None:
     """What one keyword asks for."""
+    if isinstance(key, str) and (why := problem_of(key, value, root)) is not None:
+        raise _invalid(why, place)
     if key == "pattern" and isinstance(value, str):
         check_regex(value, place)
-    elif key in ("$ref", "$dynamicRef") and isinstance(value, str) and not value.startswith("#"):
-        raise _invalid("a schema may refer only to its own parts, by '#…'", place)
-    elif key in _COUNTS and isinstance(value, int | float) and value > MAX_COUNT:
-        raise _invalid(f"{value:g} is more than the limit of {MAX_COUNT}", place)
 
 
 def _check_at_most(value: int, limit: int, what: str, place: str | _Place) -> None:
