@@ -41,6 +41,8 @@ class WireConfig:
     """Requests that may wait for a completion slot; 0: none waits."""
     queue_timeout_s: float = 0.0
     """Longest wait for a completion slot; 0: none waits."""
+    max_concurrent_embeddings: int = 128
+    """Embedding, rerank and score requests that run at once; none waits."""
 
     max_body_bytes: int = 16 * 1024 * 1024
     request_timeout_s: float = 300.0
@@ -77,6 +79,11 @@ class WireConfig:
         if self.max_concurrent_completions < 1:
             raise ValueError(
                 f"max_concurrent_completions is {self.max_concurrent_completions}; it must be at least 1"
+            )
+
+        if self.max_concurrent_embeddings < 1:
+            raise ValueError(
+                f"max_concurrent_embeddings is {self.max_concurrent_embeddings}; it must be at least 1"
             )
 
     @property
