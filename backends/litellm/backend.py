@@ -1,0 +1,165 @@
+"""LiteLLM's providers as a Backend. Nothing is loaded here, so there is nothing to load, unload or place."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from typing_extensions import override
+
+from backends.base import Backend
+from backends.clock import Clock, MonotonicClock
+from backends.errors import (
+    BackendFailed,
+    BackendNotAvailable,
+    BackendUnavailable,
+    Draining,
+    UpstreamAuthFailed,
+)
+from backends.litellm import providers, sdk, transport, usage
+from backends.litellm.call import Call, Road
+from backends.litellm.deployment import Deployment, Deployments
+from backends.litellm.errors import Translator
+from backends.litellm.parameters import plan
+from backends.litellm.patience import Cooldowns, Patience
+from backends.litellm.run import Run
+from backends.types import BackendHealth, EventBatch, Feature, GenerationRequest, LoadProgress, Prompt
+from models.catalogue import Catalogue
+
+
+class LiteLLMBackend(Backend):
+    """Requests to whatever provider a model's name says, with the keys of this process's environment.
+
+    Made with LiteLLM imported, which takes seconds; from then on nothing of it is slow. Its memory of failing
+    deployments is this process's own.
+    """
+
+    kind = "litellm"
+    features: frozenset[Feature] = frozenset({"tools", "structured_outputs", "reasoning_effort"})
+
+    def __init__(
+        self, catalogue: Catalogue, patience: Patience | None = None, *, clock: Clock | None = None
+    ) -> None:
+        """Raises: ModuleNotFoundError where LiteLLM is not installed."""
+        self._sdk = sdk.load()
+        self._patience = patience or Patience()
+        self._deployments = Deployments(self._sdk, catalogue)
+        self._cooldowns = Cooldowns(self._patience, clock or MonotonicClock())
+        self._pool: transport.Pool | None = None
+        self._road: Road | None = None
+        self._runs: set[Run] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closed = self._draining = False
+
+    @override
+    async def start(self) -> None:
+        self._pool = transport.Pool(self._sdk)
+        self._road = Road(
+            sdk=self._sdk,
+            session=self._pool.session,
+            internal=sdk.internal_calls(),
+            translator=Translator(providers.secrets_in(os.environ)),
+            cooldowns=self._cooldowns,
+            patience=self._patience,
+        )
+
+    @override
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EventBatch, None]:
+        run = self._accepted(request)
+        self._runs.add(run)
+        self._idle.clear()
+        try:
+            async with aclosing(run.batches()) as batches:
+                async for batch in batches:
+                    yield batch
+        finally:
+            self._runs.discard(run)
+            if not self._runs:
+                self._idle.set()
+
+    def _accepted(self, request: GenerationRequest) -> Run:
+        """Everything that can be judged before a provider hears of the request."""
+        if self._closed or self._road is None:
+            raise BackendUnavailable("This process is shutting down")
+        if self._draining:
+            raise Draining("The service is shutting down")
+        deployment = self._deployments.resolve(request.model)
+        self._require_key(deployment)
+        planned = plan(request, deployment)
+        deadline = asyncio.get_running_loop().time() + self._patience.request_timeout_s
+        run = Run(request.request_id, num_prompts=len(request.prompts), hold=not request.stream)
+        for part in planned.parts:
+            call = Call(
+                self._road,
+                deployment,
+                planned,
+                part,
+                prompt=request.prompts[part.prompt],
+                model=request.model,
+                put=run.put,
+                deadline=deadline,
+            )
+            run.add(part.prompt, call)
+        return run
+
+    def _require_key(self, deployment: Deployment) -> None:
+        """LiteLLM would send the request with an empty key, or ask a cloud's metadata service for one."""
+        provider = deployment.provider
+        if not providers.has_key(provider, os.environ) and not providers.has_address(provider, os.environ):
+            raise UpstreamAuthFailed(f"This server has no key for the provider {provider!r}")
+
+    @override
+    async def abort(self, request_id: str) -> None:
+        for run in [run for run in self._runs if run.request_id == request_id]:
+            run.end(BackendFailed("The request was aborted"))
+
+    @override
+    async def count_tokens(self, model: str, prompt: Prompt) -> int:
+        deployment = self._deployments.resolve(model)
+        return await asyncio.to_thread(usage.count_prompt, self._sdk, deployment, prompt)
+
+    @override
+    async def load(self, model: str) -> AsyncGenerator[LoadProgress, None]:
+        self._refuse_to_load(model)
+        yield LoadProgress("ready")
+
+    @override
+    async def unload(self, model: str) -> None:
+        self._refuse_to_load(model)
+
+    def _refuse_to_load(self, model: str) -> None:
+        self._deployments.resolve(model)
+        raise BackendNotAvailable("Backend 'litellm' does not load models: they are loaded by their provider")
+
+    @override
+    async def health(self) -> BackendHealth:
+        if self._closed:
+            return BackendHealth(healthy=False, message="This process is shutting down")
+        if not self._configured():
+            names = ", ".join(providers.USUAL_KEYS)
+            return BackendHealth(healthy=False, message=f"No provider has a key; set one of {names}")
+        return BackendHealth(healthy=True)
+
+    def _configured(self) -> tuple[str, ...]:
+        return providers.configured([str(one.value) for one in self._sdk.provider_list], os.environ)
+
+    @override
+    async def drain(self, timeout_s: float) -> bool:
+        self._draining = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    @override
+    async def aclose(self) -> None:
+        self._closed = True
+        for run in list(self._runs):
+            run.end(BackendFailed("The service is shutting down"))
+        if self._pool is not None:
+            await self._pool.aclose()
