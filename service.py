@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import gc
+import logging
 import os
 import shutil
 import sys
@@ -21,6 +22,7 @@ import click
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from adaptive_batching import AdaptiveBatcher
 from backends.base import Backend
 from backends.pool import Limits
 from backends.registry import FEATURES, create_backend, create_remote_backend
@@ -80,6 +82,8 @@ try:
 except (SettingsError, CatalogueError) as _error:
     _stop(str(_error))
 
+for _package in ("llm", "models", "backends"):
+    logging.getLogger(_package).setLevel(settings.log_level)
 # uvicorn would believe X-Forwarded-For from any peer on this machine; LLM_TRUSTED_PROXIES decides instead.
 os.environ["FORWARDED_ALLOW_IPS"] = ""
 _instance_dir = instance_dir(os.getpid() if _serve_command() else os.getppid())
@@ -106,8 +110,12 @@ def _llamacpp() -> Backend:
         catalogue=catalogue,
         limits=Limits(budget_bytes=knobs.memory_budget_bytes, max_loaded_models=knobs.max_loaded_models),
         options={
-            name: getattr(knobs, name)
-            for name in (*names, "n_gpu_layers", "kv_unified", "memory_budget_bytes")
+            **{
+                name: getattr(knobs, name)
+                for name in (*names, "n_gpu_layers", "kv_unified", "memory_budget_bytes")
+            },
+            "max_batch_size": knobs.batch.max_batch_size,
+            "make_batcher": partial(AdaptiveBatcher, **knobs.batch.model_dump()),
         },
     )
 
@@ -228,6 +236,7 @@ gateway_app = create_app(
         max_concurrent_completions=settings.max_concurrent_completions,
         queue_size=settings.queue_size,
         queue_timeout_s=settings.queue_timeout_s,
+        max_concurrent_embeddings=settings.max_concurrent_embeddings,
         max_body_bytes=settings.max_body_bytes,
         request_timeout_s=settings.request_timeout_s,
         first_token_timeout_s=settings.first_token_timeout_s,

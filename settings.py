@@ -207,6 +207,9 @@ class Settings(BaseSettings):
     """Completions that may wait for one of those places; 0: none. Takes the place of `gateway.queue_size`."""
     queue_timeout_s: float = _knob(0.0, "a number >= 0", unit="s", ge=0)
     """Longest wait for a place; 0: none waits."""
+    max_concurrent_embeddings: int = _knob(128, "a whole number >= 1", unit="requests", ge=1)
+    """Embedding, rerank and score requests that run at once in the whole service; the next ones get 503. They take no
+    completion's place."""
     redis_url: Annotated[SecretStr, BeforeValidator(_redis_url)] | None = _knob(
         None, "redis://… or rediss://…"
     )
@@ -345,8 +348,8 @@ class Batch(_Section):
 
     max_batch_size: _Int = _knob(32, "a whole number >= 2", unit="inputs", ge=2)
     """Inputs in one batch."""
-    max_latency_ms: _Int = _knob(5000, "a whole number >= 1", unit="ms", ge=1)
-    """A batch that would take longer is refused, not delayed."""
+    max_latency_ms: _Int = _knob(30_000, "a whole number >= 1", unit="ms", ge=1)
+    """What would wait longer for its batch is refused (503), not delayed: ten times a full batch at the least."""
 
 
 class _Process(_Section):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 
+from backends.embedding import EmbeddingRequest, Embeddings, Ranking, RerankRequest
+from backends.errors import NotSupported
 from backends.types import BackendHealth, EventBatch, Feature, GenerationRequest, LoadProgress, Prompt
 
 
@@ -38,6 +40,20 @@ class Backend(ABC):
         InvalidGrammar, TemplateRefused, NotSupported; ModelNotReady, InsufficientMemory, Draining, Overloaded,
         BackendUnavailable, BackendFailed, BackendTimeout, UpstreamError.
         """
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """One vector per input. A model that is not loaded is loaded first. Cancelling the task that awaits it gives up
+        its place in the queue; a forward pass that runs already is finished.
+
+        Raises: as `generate`, and NotSupported where the backend makes no embeddings.
+        """
+        del request
+        raise NotSupported(f"Backend {self.kind!r} does not support embeddings", param=None)
+
+    async def rerank(self, request: RerankRequest) -> Ranking:
+        """A score per document. Otherwise as `embed`."""
+        del request
+        raise NotSupported(f"Backend {self.kind!r} does not support reranking", param=None)
 
     @abstractmethod
     async def abort(self, request_id: str) -> None:

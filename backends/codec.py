@@ -5,6 +5,8 @@ A frame is one byte of kind, four bytes of length (big endian) and that many byt
     E  a non-empty list of events (`backends.types.EventBatch`)
     P  one LoadProgress
     R  the result of a call that has one (an integer, or nil)
+    V  Embeddings, the result of /embed
+    S  Ranking, the result of /rerank
     X  an error; nothing follows it
 
 Errors cross with the names of their class and its ancestors, and are rebuilt as the first of them that this
@@ -18,6 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
+from backends.embedding import EmbeddingRequest, Embeddings, Ranking, RerankRequest
 from backends.errors import BackendFailed, ServiceError
 from backends.types import Event, GenerationRequest, LoadProgress, Prompt
 from models.errors import ModelError
@@ -25,7 +28,10 @@ from models.errors import ModelError
 EVENTS: Final = ord("E")
 PROGRESS: Final = ord("P")
 RESULT: Final = ord("R")
+VECTORS: Final = ord("V")
+SCORES: Final = ord("S")
 ERROR: Final = ord("X")
+_KINDS: Final = frozenset({EVENTS, PROGRESS, RESULT, VECTORS, SCORES, ERROR})
 
 _HEAD_BYTES = 5
 MAX_FRAME_BYTES = 256 << 20
@@ -58,6 +64,10 @@ encode_body = _encoder.encode
 decode_request = msgspec.msgpack.Decoder(GenerationRequest).decode
 decode_call = msgspec.msgpack.Decoder(ModelCall).decode
 decode_count = msgspec.msgpack.Decoder(CountCall).decode
+decode_embed = msgspec.msgpack.Decoder(EmbeddingRequest).decode
+decode_rerank = msgspec.msgpack.Decoder(RerankRequest).decode
+decode_vectors = msgspec.msgpack.Decoder(Embeddings).decode
+decode_scores = msgspec.msgpack.Decoder(Ranking).decode
 decode_events = msgspec.msgpack.Decoder(list[Event]).decode
 decode_progress = msgspec.msgpack.Decoder(LoadProgress).decode
 decode_result = msgspec.msgpack.Decoder(int | None).decode
@@ -104,7 +114,7 @@ class FrameSplitter:
         needed = _HEAD_BYTES
         while end - at >= _HEAD_BYTES:
             size = int.from_bytes(view[at + 1 : at + _HEAD_BYTES], "big")
-            if size > MAX_FRAME_BYTES or view[at] not in (EVENTS, PROGRESS, RESULT, ERROR):
+            if size > MAX_FRAME_BYTES or view[at] not in _KINDS:
                 raise BackendFailed("The runner sent something that is not of this wire")
             if end - at - _HEAD_BYTES < size:
                 needed = _HEAD_BYTES + size

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING
 
+from backends.embedding import EmbeddingRequest, Embeddings, Ranking, RerankRequest
+from backends.errors import ServiceError, UnsupportedParameter
 from backends.types import EventBatch, GenerationRequest, LoadProgress, Prompt
 
 if TYPE_CHECKING:
@@ -53,6 +55,16 @@ class LoadedModel(ABC):
     def generate(self, request: GenerationRequest) -> AsyncGenerator[EventBatch, None]:
         """As `Backend.generate`, for a request whose model is this one."""
 
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """As `Backend.embed`, for a request whose model is this one."""
+        del request
+        raise UnsupportedParameter(f"The model {self.card_id!r} makes no embeddings", param="model")
+
+    async def rerank(self, request: RerankRequest) -> Ranking:
+        """As `Backend.rerank`, for a request whose model is this one."""
+        del request
+        raise UnsupportedParameter(f"The model {self.card_id!r} does not rank documents", param="model")
+
     @abstractmethod
     async def abort(self, request_id: str) -> None:
         """As `Backend.abort`."""
@@ -96,3 +108,11 @@ class ModelLoader(ABC):
 
         Raises: UnknownModel, UnusableModel, SourceUnavailable, InsufficientMemory, BackendFailed.
         """
+
+
+async def refused(error: ServiceError) -> AsyncGenerator[EventBatch, None]:
+    """The generation of a model that generates nothing: it ends with `error`."""
+    nothing: list[EventBatch] = []
+    for batch in nothing:
+        yield batch
+    raise error

@@ -28,6 +28,7 @@ from typing_extensions import override
 from backends.base import Backend
 from backends.clock import Clock, MonotonicClock
 from backends.codec import copy_error
+from backends.embedding import EmbeddingRequest, Embeddings, Ranking, RerankRequest
 from backends.errors import (
     BackendFailed,
     BackendUnavailable,
@@ -145,6 +146,16 @@ class PooledBackend(Backend):
             async with aclosing(model.generate(request)) as batches:
                 async for batch in batches:
                     yield batch if waited_ms < 1 else [_waited(event, waited_ms) for event in batch]
+
+    @override
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        async with self._lease(request.model, None) as model:
+            return await model.embed(request)
+
+    @override
+    async def rerank(self, request: RerankRequest) -> Ranking:
+        async with self._lease(request.model, None) as model:
+            return await model.rerank(request)
 
     @override
     async def abort(self, request_id: str) -> None:

@@ -10,12 +10,15 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 from typing_extensions import override
 
+from backends.batching import BatcherFactory, Unbatched
 from backends.llamacpp.context import ContextConfig
+from backends.llamacpp.embedding import MAX_SEQUENCES, EmbeddingConfig
+from backends.llamacpp.embedding_model import EmbeddingModel
 from backends.llamacpp.engine import EngineConfig
 from backends.llamacpp.lib import llama
 from backends.llamacpp.loaded import LlamaCppModel
@@ -23,7 +26,7 @@ from backends.llamacpp.model import GgufModel
 from backends.llamacpp.template import compile_template
 from backends.loader import LoadedModel, ModelLoader
 from backends.types import LoadProgress
-from models.errors import SourceUnavailable, UnusableModel
+from models.errors import SourceUnavailable
 from models.gguf import GgufHeader, read_header
 from models.sources import local_path, materialise
 
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("llm.llamacpp")
 
+EMBEDDING_BATCH_TOKENS: Final = 1024
+"""Most tokens in one forward pass of an embedding model, unless one text may be longer: attention is computed between
+all tokens of a pass, other texts' too, and costs their square."""
 _KV_ELEMENT_BYTES = 2
 _COMPUTE_BYTES = 64 << 20
 """Rough size of llama.cpp's compute buffers, for the estimate before a load."""
@@ -52,6 +58,10 @@ class LlamaCppOptions:
     n_gpu_layers: int = -1
     kv_unified: bool = False
     memory_budget_bytes: int | None = None
+    max_batch_size: int = 32
+    """Most texts in one forward pass of an embedding model."""
+    make_batcher: BatcherFactory[Any, Any] = Unbatched
+    """What decides which requests' texts are computed together."""
 
 
 class LlamaCppLoader(ModelLoader):
@@ -74,6 +84,8 @@ class LlamaCppLoader(ModelLoader):
 
     def _bytes(self, header: GgufHeader) -> int:
         """What the model takes at first; a split cache may grow later, into what is spare then."""
+        if header.has_pooling:
+            return header.file_bytes + _COMPUTE_BYTES
         cells = per_sequence = self._tokens_per_sequence(header)
         if not self._options.kv_unified:
             cells = min(per_sequence, EngineConfig.initial_tokens) * self._options.num_slots
@@ -98,7 +110,7 @@ class LlamaCppLoader(ModelLoader):
             # llama.cpp stops at its next progress call; nothing may stay in memory that nobody knows of.
             stopped.set()
             model = (await asyncio.gather(work, return_exceptions=True))[0]
-            if isinstance(model, LlamaCppModel):
+            if isinstance(model, LoadedModel):
                 await model.aclose()
             raise
 
@@ -108,7 +120,7 @@ class LlamaCppLoader(ModelLoader):
         loop: asyncio.AbstractEventLoop,
         report: Callable[[LoadProgress], None],
         stopped: threading.Event,
-    ) -> LlamaCppModel:
+    ) -> LlamaCppModel | EmbeddingModel:
         def on_bytes(done: int, total: int) -> None:
             if stopped.is_set():
                 raise SourceUnavailable("The load was stopped")
@@ -116,8 +128,6 @@ class LlamaCppLoader(ModelLoader):
 
         path = materialise(card, self.kind, on_progress=on_bytes)
         header = read_header(path)
-        if header.has_pooling:
-            raise UnusableModel(f"The model {card.id!r} makes embeddings and cannot generate text")
         size = header.file_bytes
 
         def on_fraction(fraction: float) -> bool:
@@ -129,7 +139,9 @@ class LlamaCppLoader(ModelLoader):
         gc.freeze()
         model = GgufModel(path, n_gpu_layers=self._options.n_gpu_layers, on_progress=on_fraction)
         try:
-            return self._start(card, header, model, loop)
+            return (
+                self._embedding(card, model) if header.has_pooling else self._start(card, header, model, loop)
+            )
         except BaseException:
             model.close()
             raise
@@ -170,6 +182,24 @@ class LlamaCppLoader(ModelLoader):
             spare_bytes=self._spare_bytes,
         )
         return LlamaCppModel(card.id, model, template, config, memory_bytes=self._bytes(header), loop=loop)
+
+    def _embedding(self, card: ModelCard, model: GgufModel) -> EmbeddingModel:
+        options = self._options
+        limits = (options.n_ctx, model.train_context_length, card.context_length)
+        context_length = min(limit for limit in limits if limit)
+        config = EmbeddingConfig(
+            max_tokens=max(EMBEDDING_BATCH_TOKENS, context_length),
+            max_sequences=min(options.max_batch_size, MAX_SEQUENCES),
+            n_threads=options.n_threads_batch or options.n_threads or usable_cores(),
+        )
+        return EmbeddingModel(
+            card.id,
+            model,
+            config,
+            context_length=context_length,
+            memory_bytes=model.weights_bytes + _COMPUTE_BYTES,
+            make_batcher=options.make_batcher,
+        )
 
     def _spare_bytes(self) -> int:
         """Half of what is free: the old cache stays until the new one holds its content, and others need memory too."""

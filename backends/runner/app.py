@@ -1,6 +1,8 @@
 """The runner's end of the wire: a small ASGI app in front of one Backend.
 
     POST /generate       GenerationRequest  -> E frames                       raw ASGI: the hot path
+    POST /embed          EmbeddingRequest   -> V frame, Embeddings
+    POST /rerank         RerankRequest      -> S frame, Ranking
     POST /load           ModelCall          -> P frames, the last one `ready`
     POST /unload         ModelCall          -> R frame, nil
     POST /count_tokens   ModelCall          -> R frame, an integer
@@ -30,6 +32,7 @@ from starlette.types import Receive, Scope, Send
 from backends import codec
 from backends.base import Backend
 from backends.codec import CountCall, ModelCall
+from backends.embedding import EmbeddingRequest, RerankRequest
 from backends.errors import BackendFailed, ServiceError
 from backends.types import (
     BackendHealth,
@@ -95,6 +98,12 @@ def create_runner_app(
     async def generate(exchange: _Exchange, request: GenerationRequest) -> None:
         await exchange.generation(the().generate(request), hold=not request.stream)
 
+    async def embed(exchange: _Exchange, request: EmbeddingRequest) -> None:
+        await exchange.answer(codec.VECTORS, the().embed(request))
+
+    async def rerank(exchange: _Exchange, request: RerankRequest) -> None:
+        await exchange.answer(codec.SCORES, the().rerank(request))
+
     async def load(exchange: _Exchange, call: ModelCall) -> None:
         await exchange.progress(the().load(call.model))
 
@@ -127,6 +136,8 @@ def create_runner_app(
     app = Starlette(
         routes=[
             post("/generate", codec.decode_request, generate),
+            post("/embed", codec.decode_embed, embed),
+            post("/rerank", codec.decode_rerank, rerank),
             post("/load", codec.decode_call, load),
             post("/unload", codec.decode_call, unload),
             post("/count_tokens", codec.decode_count, count_tokens),
@@ -252,8 +263,12 @@ class _Exchange:
         await self._frames(codec.encode_frame(codec.RESULT, None), last=True)
 
     async def result(self, call: Awaitable[int | None]) -> None:
+        await self.answer(codec.RESULT, call)
+
+    async def answer(self, kind: int, call: Awaitable[object]) -> None:
+        """The result of a call in one frame of the kind."""
         self._promise_head()
-        await self._frames(codec.encode_frame(codec.RESULT, await call), last=True)
+        await self._frames(codec.encode_frame(kind, await call), last=True)
 
     async def fail(self, error: Exception) -> None:
         if not isinstance(error, ServiceError | ModelError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from typing_extensions import override
@@ -13,6 +13,7 @@ from typing_extensions import override
 from backends import codec
 from backends.base import Backend
 from backends.codec import CountCall, FrameSplitter, ModelCall
+from backends.embedding import EmbeddingRequest, Embeddings, Ranking, RerankRequest
 from backends.errors import (
     BackendError,
     BackendFailed,
@@ -30,6 +31,8 @@ from backends.types import (
     LoadProgress,
     Prompt,
 )
+
+T = TypeVar("T")
 
 ACCEPT_TIMEOUT_S: Final = 10.0
 """Longest wait for a response's head. A runner sends it within `app.HEAD_DELAY_S`, however long its prefill
@@ -111,6 +114,22 @@ class RunnerClient(Backend):
             calls.discard(call)
             if not calls:
                 self._calls.pop(request.request_id, None)
+
+    @override
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        return await self._answer("/embed", request, codec.VECTORS, codec.decode_vectors)
+
+    @override
+    async def rerank(self, request: RerankRequest) -> Ranking:
+        return await self._answer("/rerank", request, codec.SCORES, codec.decode_scores)
+
+    async def _answer(self, path: str, body: object, wanted: int, decode: Callable[[memoryview], T]) -> T:
+        """The one frame that answers a call. Its time is bounded by who awaits it: leaving closes the connection."""
+        async with self._sent("POST", path, body) as exchange:
+            async for kind, payload in _frames(exchange):
+                if kind == wanted:
+                    return decode(payload)
+        raise BackendFailed("The runner's answer holds no result")
 
     @override
     async def abort(self, request_id: str) -> None:
