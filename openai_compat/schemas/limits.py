@@ -45,13 +45,13 @@ def check_tools(tools: list[dict[str, Any]], *, enforced: bool) -> None:
     Raises: InvalidGrammar naming the place.
     """
     budget = _Budget("tools")
-    budget.spend_bytes(tools)
     for index, tool in enumerate(tools):
         function = tool["function"]
         parameters = function.get("parameters")
         if parameters is not None:
             place = f"tools[{index}].function.parameters"
             budget.walk(parameters, place, strictly=enforced or function.get("strict") is True)
+    budget.spend_bytes(tools)
 
 
 def check_response_format(form: dict[str, Any] | None) -> None:
@@ -59,8 +59,8 @@ def check_response_format(form: dict[str, Any] | None) -> None:
     if form is not None and "json_schema" in form:
         schema = form["json_schema"]["schema"]
         budget = _Budget("response_format")
-        budget.spend_bytes(schema)
         budget.walk(schema, "response_format.json_schema.schema", strictly=True)
+        budget.spend_bytes(schema)
 
 
 def check_structured_outputs(outputs: dict[str, Any] | None) -> None:
@@ -69,8 +69,9 @@ def check_structured_outputs(outputs: dict[str, Any] | None) -> None:
         place = f"structured_outputs.{key}"
         if key in ("json", "structural_tag"):
             budget = _Budget("structured_outputs")
-            budget.spend_bytes(value)
-            budget.walk(value, place, strictly=True, is_root=key == "json")
+            schema = msgspec.json.decode(value) if isinstance(value, str) else value
+            budget.walk(schema, place, strictly=True, is_root=key == "json")
+            budget.spend_bytes(schema)
         elif key in ("regex", "whitespace_pattern"):
             check_regex(value, place)
         elif key == "grammar":

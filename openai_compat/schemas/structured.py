@@ -46,18 +46,24 @@ class ResponseFormat(Kind):
 
 
 class JsonText(Kind):
-    """A JSON object, or the same as text. Gives the object."""
+    """A JSON object, or the same as text. Gives the object, or with `as_text` the text."""
+
+    def __init__(self, *, as_text: bool = False) -> None:
+        self._as_text = as_text
 
     @override
     def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+        found = value
         if type(value) is str:
             try:
-                value = msgspec.json.decode(value)
+                found = msgspec.json.decode(value)
             except (msgspec.MsgspecError, RecursionError):
                 return problems.add("json_invalid", loc, "Input should be valid JSON", value)
-        if type(value) is not dict:
+        if type(found) is not dict:
             return problems.add("dict_type", loc, "Input should be a valid object", value)
-        return value
+        if not self._as_text:
+            return found
+        return value if type(value) is str else msgspec.json.encode(found).decode()
 
     @property
     @override
@@ -77,7 +83,8 @@ class _True(Kind):
 
 
 class StructuredOutputs(Kind):
-    """vLLM's form: exactly one constraint, and options. Gives it without nulls, schemas as objects."""
+    """vLLM's form: exactly one constraint, and options. Gives it without nulls, a schema as an object, and a structural
+    tag as text, the only form in which vLLM takes it."""
 
     constraints: Final[dict[str, Kind]] = {
         "json": JsonText(),
@@ -85,7 +92,7 @@ class StructuredOutputs(Kind):
         "choice": ListOf(Text(min_length=1), min_items=1, max_items=MAX_CHOICES),
         "grammar": Text(min_length=1),
         "json_object": _True(),
-        "structural_tag": JsonText(),
+        "structural_tag": JsonText(as_text=True),
     }
     options: Final[dict[str, Kind]] = {
         "disable_fallback": Boolean(),

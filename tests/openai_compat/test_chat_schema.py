@@ -284,7 +284,7 @@ STRUCTURED = {
     "choice": ["a", "b"],
     "grammar": "root ::= 'a'",
     "json_object": True,
-    "structural_tag": {"triggers": ["<f"]},
+    "structural_tag": '{"triggers": ["<f"]}',
 }
 
 
@@ -301,6 +301,12 @@ def test_a_schema_given_as_text_becomes_an_object() -> None:
     asked = read(structured_outputs={"json": '{"type": "object"}'})
 
     assert asked.structured_outputs == {"json": {"type": "object"}}
+
+
+def test_a_structural_tag_given_as_an_object_becomes_text() -> None:
+    asked = read(structured_outputs={"structural_tag": {"triggers": ["<f"]}})
+
+    assert asked.structured_outputs == {"structural_tag": '{"triggers":["<f"]}'}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import suppress
 from typing import Any
@@ -244,7 +245,7 @@ def test_the_nodes_of_all_tools_are_counted_together() -> None:
         ({"json": {}, "whitespace_pattern": "a{20000}"}, "structured_outputs.whitespace_pattern"),
         ({"grammar": "a" * (MAX_GRAMMAR_CHARS + 1)}, "structured_outputs.grammar"),
         ({"choice": ["a" * 40_000] * 2}, "structured_outputs.choice"),
-        ({"structural_tag": nested(MAX_SCHEMA_DEPTH)}, "structured_outputs.structural_tag"),
+        ({"structural_tag": json.dumps(nested(MAX_SCHEMA_DEPTH))}, "structured_outputs.structural_tag"),
     ],
 )
 def test_every_constraint_has_its_limit(outputs: dict[str, Any], where: str) -> None:
