@@ -135,6 +135,16 @@ class Admission:
             on_change=on_change,
         )
 
+    @classmethod
+    def for_embeddings(cls, config: WireConfig) -> Admission:
+        """The slots of calls that are answered whole; nobody waits for one."""
+        limit = config.max_concurrent_embeddings
+        shared = config.shared_dir if config.num_workers > 1 else None
+        slots: SlotStore = LocalSlots(limit)
+        if shared is not None:
+            slots = SharedSlots.open(shared / "embedding_slots", limit)
+        return cls(slots, num_slots=limit)
+
     @property
     def running(self) -> int:
         """Completions that hold a slot in this process."""

@@ -22,7 +22,7 @@ from openai_compat.config import WireConfig
 from openai_compat.metrics import Metrics
 from openai_compat.middleware import PASS_ON, layers
 from openai_compat.openapi import openapi_document
-from openai_compat.routes import chat, completions, embeddings, health, models
+from openai_compat.routes import chat, completions, embeddings, health, models, rerank
 from openai_compat.serving.gateway import Gateway
 from openai_compat.serving.health import HealthCache
 from openai_compat.serving.info import SERVICE_TITLE, SERVICE_VERSION
@@ -31,6 +31,8 @@ ROUTES: Final = (
     Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
     Route("/v1/completions", completions.completions, methods=["POST"]),
     Route("/v1/embeddings", embeddings.embeddings, methods=["POST"]),
+    Route("/v1/rerank", rerank.rerank, methods=["POST"]),
+    Route("/v1/score", rerank.score, methods=["POST"]),
     Route("/v1/models", models.list_models, methods=["GET"]),
     Route("/v1/models/load", models.load_model, methods=["POST"]),
     Route("/v1/models/unload", models.unload_model, methods=["POST"]),
@@ -61,7 +63,21 @@ def create_app(
         directory=config.metrics_dir, known_models=lambda: [card.id for card in catalogue.cards()]
     )
     admission = Admission.from_config(config, on_change=metrics.occupancy)
-    gateway = Gateway(backends, catalogue, config, admission, metrics, HealthCache(backends), tuple(scrapes))
+    embedding_admission = Admission.for_embeddings(config)
+    gateway = Gateway(
+        backends,
+        catalogue,
+        config,
+        admission,
+        embedding_admission,
+        metrics,
+        HealthCache(backends),
+        tuple(scrapes),
+    )
+
+    def drain() -> None:
+        admission.drain()
+        embedding_admission.drain()
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -87,5 +103,5 @@ def create_app(
     document: dict[str, Any] = openapi_document()
     app.openapi = lambda: document  # type: ignore[method-assign]
     app.state.gateway = gateway
-    app.state.drain = admission.drain
+    app.state.drain = drain
     return app

@@ -11,8 +11,10 @@ from typing import Any, Final
 from openai_compat.schemas.answers import SCHEMAS
 from openai_compat.schemas.chat import CHAT
 from openai_compat.schemas.completions import COMPLETIONS
+from openai_compat.schemas.embeddings import EMBEDDINGS
 from openai_compat.schemas.fields import Schema
-from openai_compat.schemas.models import EMBEDDINGS, LOAD, UNLOAD
+from openai_compat.schemas.models import LOAD, UNLOAD
+from openai_compat.schemas.rerank import RERANK, SCORE
 from openai_compat.schemas.table import json_schema
 from openai_compat.serving.info import SERVICE_DESCRIPTION, SERVICE_TITLE, SERVICE_VERSION
 
@@ -62,6 +64,8 @@ def openapi_document() -> Schema:
         "ChatCompletionRequest": json_schema("ChatCompletionRequest", CHAT),
         "CompletionRequest": json_schema("CompletionRequest", COMPLETIONS),
         "EmbeddingRequest": json_schema("EmbeddingRequest", EMBEDDINGS),
+        "RerankRequest": json_schema("RerankRequest", RERANK),
+        "ScoreRequest": json_schema("ScoreRequest", SCORE),
         "LoadRequest": json_schema("LoadRequest", LOAD),
         "UnloadRequest": json_schema("UnloadRequest", UNLOAD),
     }
@@ -81,11 +85,9 @@ def openapi_document() -> Schema:
                     "Continue a prompt", "CompletionRequest", _answer("Completion", "CompletionChunk")
                 )
             },
-            "/v1/embeddings": {
-                "post": _post(
-                    "Embed texts", "EmbeddingRequest", {"description": "Not answered yet: always 501."}
-                )
-            },
+            "/v1/embeddings": {"post": _post("Embed texts", "EmbeddingRequest", _answer("Embeddings"))},
+            "/v1/rerank": {"post": _post("Rank documents", "RerankRequest", _answer("Ranking"))},
+            "/v1/score": {"post": _post("Score pairs of texts", "ScoreRequest", _answer("Scores"))},
             "/v1/models": {"get": _get("List models", "ModelList", _BACKEND)},
             "/v1/models/{id}": {"get": _get("Describe a model", "Model", _ID, errors=("401", "404", "429"))},
             "/v1/models/load": {

@@ -37,6 +37,9 @@ class PromptKind(Kind):
     _text = Text(min_length=1)
     _tokens = ListOf(TOKEN_ID, min_items=1, max_items=MAX_PROMPT_TOKENS)
 
+    def __init__(self, *, max_prompts: int = MAX_PROMPTS) -> None:
+        self._max_prompts = max_prompts
+
     @override
     def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
         if type(value) is str:
@@ -49,7 +52,7 @@ class PromptKind(Kind):
         kinds = {type(item) for item in value}
         if kinds == {int}:
             return self._list(self._tokens.check(value, loc, problems))
-        if not check_length(value, 1, MAX_PROMPTS, loc, problems):
+        if not check_length(value, 1, self._max_prompts, loc, problems):
             return INVALID
         kind: Kind = self._text
         if kinds == {list}:
@@ -68,8 +71,8 @@ class PromptKind(Kind):
     @property
     @override
     def schema(self) -> Schema:
-        texts = {"type": "array", "items": self._text.schema, "minItems": 1, "maxItems": MAX_PROMPTS}
-        tokens = {"type": "array", "items": self._tokens.schema, "minItems": 1, "maxItems": MAX_PROMPTS}
+        texts = {"type": "array", "items": self._text.schema, "minItems": 1, "maxItems": self._max_prompts}
+        tokens = {"type": "array", "items": self._tokens.schema, "minItems": 1, "maxItems": self._max_prompts}
         return {"anyOf": [self._text.schema, texts, self._tokens.schema, tokens]}
 
 

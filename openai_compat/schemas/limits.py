@@ -50,7 +50,8 @@ def check_tools(tools: list[dict[str, Any]], *, enforced: bool) -> None:
         parameters = function.get("parameters")
         if parameters is not None:
             place = f"tools[{index}].function.parameters"
-            budget.walk(parameters, place, strictly=enforced or function.get("strict") is True)
+            is_compiled = enforced or function.get("strict") is True
+            budget.walk(parameters, place, _Holds.SCHEMA if is_compiled else _Holds.DATA)
     budget.spend_bytes(tools)
 
 
@@ -59,7 +60,7 @@ def check_response_format(form: dict[str, Any] | None) -> None:
     if form is not None and "json_schema" in form:
         schema = form["json_schema"]["schema"]
         budget = _Budget("response_format")
-        budget.walk(schema, "response_format.json_schema.schema", strictly=True)
+        budget.walk(schema, "response_format.json_schema.schema", _Holds.SCHEMA)
         budget.spend_bytes(schema)
 
 
@@ -70,7 +71,7 @@ def check_structured_outputs(outputs: dict[str, Any] | None) -> None:
         if key in ("json", "structural_tag"):
             budget = _Budget("structured_outputs")
             schema = msgspec.json.decode(value) if isinstance(value, str) else value
-            budget.walk(schema, place, strictly=True, is_root=key == "json")
+            budget.walk(schema, place, _Holds.SCHEMA if key == "json" else _Holds.TAGS)
             budget.spend_bytes(schema)
         elif key in ("regex", "whitespace_pattern"):
             check_regex(value, place)
@@ -142,12 +143,10 @@ class _Budget:
     def spend_bytes(self, schemas: object) -> None:
         _check_at_most(len(msgspec.json.encode(schemas)), MAX_SCHEMA_BYTES, "bytes", self._param)
 
-    def walk(self, schema: dict[str, Any], place: str, *, strictly: bool, is_root: bool = True) -> None:
-        """Count what is there. `strictly`: it will be compiled, so what the keywords ask for counts as well.
-        `is_root`: references begin here."""
-        root = schema if is_root else None
-        held = _Holds.SCHEMA if strictly else _Holds.DATA
-        todo: list[tuple[Any, _Place, _Holds]] = [(schema, _Place(place), held)]
+    def walk(self, value: dict[str, Any], place: str, holds: _Holds) -> None:
+        """Count what is there, and look at what it asks for where it will be compiled."""
+        root = value if holds is _Holds.SCHEMA else None
+        todo: list[tuple[Any, _Place, _Holds]] = [(value, _Place(place), holds)]
         while todo:
             value, at, holds = todo.pop()
             self._nodes += 1
@@ -163,6 +162,8 @@ class _Budget:
                     _check_keyword(key, member, below, root)
                 elif holds is _Holds.PATTERNS:
                     check_regex(str(key), below)
+                elif holds is _Holds.TAGS and key == "pattern" and isinstance(member, str):
+                    check_regex(member, below)
                 todo.append((member, below, _held_by(holds, key)))
 
 
@@ -177,12 +178,16 @@ class _Holds(Enum):
     """Schemas under regexes."""
     DATA = 3
     """Nothing that means anything."""
+    TAGS = 4
+    """Parts of a structural tag, which hold schemas of their own."""
 
 
 def _held_by(holder: _Holds, key: str | int) -> _Holds:
     """What the member `key` of an object holds itself."""
     if holder is _Holds.DATA or (holder is _Holds.SCHEMA and key in _DATA):
         return _Holds.DATA
+    if holder is _Holds.TAGS:
+        return _Holds.SCHEMA if key in ("schema", "json_schema") else _Holds.TAGS
     if holder is not _Holds.SCHEMA or key not in _NAMES:
         return _Holds.SCHEMA
     return _Holds.PATTERNS if key == "patternProperties" else _Holds.NAMES

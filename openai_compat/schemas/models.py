@@ -1,4 +1,4 @@
-"""`POST /v1/models/load` and `/v1/models/unload`, `?backend=`, and the basics of `/v1/embeddings`."""
+"""`POST /v1/models/load` and `/v1/models/unload`, and `?backend=`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from openai_compat.schemas.completions import PromptKind
-from openai_compat.schemas.fields import Boolean, Integer, OneOf, Text
+from openai_compat.schemas.fields import Boolean, Text
 from openai_compat.schemas.problems import Problems
-from openai_compat.schemas.table import ROUTING, Field, Table, check_body, harmless
+from openai_compat.schemas.table import ROUTING, Field, Table, check_body
 
 LOAD: Final[Table] = {
     "model": Field(Text(min_length=1), "A model of the catalogue, by id or alias.", required=True),
@@ -21,16 +20,6 @@ LOAD: Final[Table] = {
 UNLOAD: Final[Table] = {
     "model": Field(Text(min_length=1), "A model of the catalogue, by id or alias.", required=True),
     "backend": Field(Text(min_length=1), "The backend to unload it from.", required=True),
-    **ROUTING,
-}
-
-EMBEDDINGS: Final[Table] = {
-    "input": Field(PromptKind(), "Text or texts, or token ids.", required=True),
-    "model": Field(Text(min_length=1), "A model of GET /v1/models, by id or alias.", required=True),
-    "backend": Field(Text(min_length=1), "Serve on this backend: litellm, vllm or llamacpp."),
-    "encoding_format": Field(OneOf("float", "base64"), "How vectors are written.", default="float"),
-    "dimensions": Field(Integer(1, 65_536), "Length of the vectors."),
-    "user": harmless(Text(), "An end user's id."),
     **ROUTING,
 }
 
@@ -46,7 +35,7 @@ class ModelRequest:
 
 
 def read_model_request(body: Mapping[str, Any], table: Table, *, strict: bool = False) -> ModelRequest:
-    """Check a body against `LOAD`, `UNLOAD` or `EMBEDDINGS`. Raises: ValidationFailed."""
+    """Check a body against `LOAD` or `UNLOAD`. Raises: ValidationFailed."""
     problems = Problems()
     checked = check_body(body, table, problems, strict=strict)
     problems.raise_if_any()

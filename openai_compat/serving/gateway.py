@@ -41,6 +41,8 @@ class Gateway:
     catalogue: Catalogue
     config: WireConfig
     admission: Admission
+    embedding_admission: Admission
+    """The slots of embeddings, ranks and scores."""
     metrics: Metrics
     health: HealthCache
     scrapes: tuple[Callable[[], Awaitable[bytes]], ...] = ()

@@ -159,6 +159,36 @@ def test_what_is_a_schema_passes(schema: dict[str, Any]) -> None:
     check(schema)
 
 
+TAG: dict[str, Any] = {
+    "type": "structural_tag",
+    "format": {
+        "type": "tag",
+        "begin": "<f>",
+        "content": {"type": "json_schema", "json_schema": {}},
+        "end": "",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("content", "where"),
+    [
+        ({"type": "json_schema", "json_schema": {"type": "object", "$ref": "#/$defs/a"}}, None),
+        ({"type": "json_schema", "json_schema": {"type": "strong"}}, "json_schema.type"),
+        ({"type": "regex", "pattern": "a{20000}"}, "pattern"),
+    ],
+)
+def test_a_structural_tag_is_looked_at_where_it_holds_schemas(content: object, where: str | None) -> None:
+    outputs = {"structural_tag": json.dumps({**TAG, "format": {**TAG["format"], "content": content}})}
+
+    if where is None:
+        check_structured_outputs(outputs)
+    else:
+        with pytest.raises(InvalidGrammar) as caught:
+            check_structured_outputs(outputs)
+        assert caught.value.param == f"structured_outputs.structural_tag.format.content.{where}"
+
+
 def test_what_tools_say_is_read_only_where_it_is_enforced() -> None:
     check_tools([tool({"type": "strong"})], enforced=False)
 
