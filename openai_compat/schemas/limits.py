@@ -143,10 +143,10 @@ class _Budget:
     def spend_bytes(self, schemas: object) -> None:
         _check_at_most(len(msgspec.json.encode(schemas)), MAX_SCHEMA_BYTES, "bytes", self._param)
 
-    def walk(self, value: dict[str, Any], place: str, holds: _Holds) -> None:
+    def walk(self, root: dict[str, Any], place: str, kind: _Holds) -> None:
         """Count what is there, and look at what it asks for where it will be compiled."""
-        root = value if holds is _Holds.SCHEMA else None
-        todo: list[tuple[Any, _Place, _Holds]] = [(value, _Place(place), holds)]
+        known_root = root if kind is _Holds.SCHEMA else None
+        todo: list[tuple[Any, _Place, _Holds]] = [(root, _Place(place), kind)]
         while todo:
             value, at, holds = todo.pop()
             self._nodes += 1
@@ -159,7 +159,7 @@ class _Budget:
             for key, member in value.items() if isinstance(value, dict) else enumerate(value):
                 below = _Place(key, at)
                 if holds is _Holds.SCHEMA:
-                    _check_keyword(key, member, below, root)
+                    _check_keyword(key, member, below, known_root)
                 elif holds is _Holds.PATTERNS:
                     check_regex(str(key), below)
                 elif holds is _Holds.TAGS and key == "pattern" and isinstance(member, str):
