@@ -20,13 +20,17 @@ from bench.load import LoadFailed
 from bench.machine import FIFO_WARNING, machine, take_niceness, take_priority, versions
 from bench.measurement import Measurement, Setup
 from bench.ours import ROOT
+from bench.passthrough import PASSTHROUGH
 from bench.processes import ServerFailed
+from bench.relay import RELAY
 from bench.report import PAGE, report
 from bench.result import Result, write
 from bench.shared_prefix import SHARED_PREFIX
 from bench.start import START
 
-MEASUREMENTS = {each.name: each for each in (START, COMPARE, SHARED_PREFIX, ECHO, CONTROL, ABORTS)}
+MEASUREMENTS = {
+    each.name: each for each in (START, COMPARE, SHARED_PREFIX, ECHO, CONTROL, ABORTS, RELAY, PASSTHROUGH)
+}
 OF_THIS_RUN_ONLY = ("--llama-server", "--out")
 """Paths say nothing about a measurement; the command in a report goes without them."""
 
