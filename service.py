@@ -254,11 +254,11 @@ gateway_app = create_app(
 
 async def _drain_gateway() -> None:
     gateway_app.state.drain()
-    admission = gateway_app.state.gateway.admission
-    if not await admission.idle(settings.drain_timeout_s):
+    idle = gateway_app.state.idle
+    if not await idle(settings.drain_timeout_s):
         # What is left ends with an error its client can read, not with a connection cut by the supervisor.
         await asyncio.gather(*(client.aclose() for client in clients.values()))
-        await admission.idle(LAST_WORDS_S)
+        await idle(LAST_WORDS_S)
 
 
 class _Front:

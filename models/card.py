@@ -60,12 +60,12 @@ class FileSource(_Frozen):
 
 
 class PackageSource(_Frozen):
-    """A file inside an installed Python package. The package is located, never imported."""
+    """A file or folder inside an installed Python package. The package is located, never imported."""
 
     package: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Import name of a top-level package."""
     resource: str = Field(min_length=1, max_length=1024)
-    """Path of the file inside the package."""
+    """Path of the file, or of a folder of weights, inside the package."""
     version: str | None = None
     """The only version that is accepted; null accepts any."""
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from models.card import FileSource, HubSource, ModelCard, PackageSource, RemoteSource
+from models.convert import convert, converted_path, is_convertible
 from models.errors import ModelError, SourceUnavailable, UnknownModel, UnusableModel
 from models.gguf import shard_paths
 
@@ -24,6 +25,8 @@ OnProgress = Callable[[int, int], None]
 check."""
 
 _CHUNK_BYTES: Final = 4 << 20
+_TAKES_ONE_FILE: Final = "llamacpp"
+"""The kind that reads a GGUF; a folder of weights is converted for it."""
 
 _log = logging.getLogger(__name__)
 _checked: set[tuple[str, int, int, int, str]] = set()
@@ -33,7 +36,8 @@ _checked_lock = threading.Lock()
 def materialise(card: ModelCard, kind: str, *, on_progress: OnProgress) -> Path:
     """The model's file (its first shard, or a folder) for the backend `kind`, fetched if it is not here yet.
 
-    A fetch that was cut off goes on where it stopped. With a `sha256` in the card the file is hashed once per
+    For llama.cpp a folder of weights is made into a GGUF once (`models.convert`). A fetch that was cut off goes on
+    where it stopped. With a `sha256` in the card the file is hashed once per
     process.
 
     Raises: UnknownModel (the card points to a file or repository that does not exist), UnusableModel (wrong
@@ -41,6 +45,8 @@ def materialise(card: ModelCard, kind: str, *, on_progress: OnProgress) -> Path:
     unreachable or refusing, disk full).
     """
     path = _locate(card, kind, on_progress)
+    if kind == _TAKES_ONE_FILE and is_convertible(path):
+        return convert(path, on_progress=on_progress)
     if card.sha256 and path.is_file():
         verify_checksum(path, card.sha256, on_progress=on_progress)
     elif path.is_file():
@@ -55,12 +61,20 @@ def local_path(card: ModelCard, kind: str) -> Path | None:
     source = card.sources.get(kind)  # type: ignore[call-overload]  # any string may be asked for
     try:
         if isinstance(source, FileSource):
-            return _file(card, source)
+            return _file_made_of(_file(card, source), kind)
         if isinstance(source, PackageSource):
-            return _package_file(source)
+            return _file_made_of(_package_file(source), kind)
     except ModelError:
         return None
     return None
+
+
+def _file_made_of(path: Path, kind: str) -> Path | None:
+    """`path` itself, or the GGUF that was made of the folder, None if that is still to be done."""
+    if kind != _TAKES_ONE_FILE or not is_convertible(path):
+        return path
+    made = converted_path(path)
+    return made if made.is_file() else None
 
 
 def verify_checksum(path: Path, sha256: str, *, on_progress: OnProgress, again: bool = False) -> None:
@@ -145,7 +159,7 @@ def _package_file(source: PackageSource) -> Path:
             )
     for place in places:
         path = Path(place, source.resource)
-        if path.is_file():
+        if path.exists():
             return path
     raise SourceUnavailable(f"The package {source.package!r} holds no file {source.resource!r}")
 

@@ -55,7 +55,7 @@ def create_app(
     """The ASGI application. It owns the backends from its start on: it starts and closes them.
 
     `scrapes` read the runners' own Prometheus texts. `app.state.drain()` begins the drain and returns at
-    once; `app.state.gateway.admission.idle(timeout_s)` tells when the running completions have ended.
+    once; `app.state.idle(timeout_s)` tells whether everything that held a slot has ended by then.
 
     Raises: ValueError for a configuration that cannot be used.
     """
@@ -78,6 +78,9 @@ def create_app(
     def drain() -> None:
         admission.drain()
         embedding_admission.drain()
+
+    async def idle(timeout_s: float) -> bool:
+        return all(await asyncio.gather(admission.idle(timeout_s), embedding_admission.idle(timeout_s)))
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -104,4 +107,5 @@ def create_app(
     app.openapi = lambda: document  # type: ignore[method-assign]
     app.state.gateway = gateway
     app.state.drain = drain
+    app.state.idle = idle
     return app

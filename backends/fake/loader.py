@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from backends.clock import Clock, MonotonicClock
+from backends.fake.embedding import FakeEmbeddingModel
 from backends.fake.model import FakeModel, FakeScript
 from backends.loader import LoadedModel, ModelLoader
 from backends.types import LoadProgress
@@ -71,6 +72,12 @@ class FakeLoader(ModelLoader):
                 await self._clock.sleep(script.load_s / LOAD_STEPS)
         if script.load_error is not None:
             raise UnusableModel(script.load_error)
+        if "embeddings" in card.capabilities:
+            return FakeEmbeddingModel(
+                card.id,
+                context_length=card.context_length or script.context_length,
+                memory_bytes=script.memory_bytes,
+            )
         return FakeModel(card.id, script, self._clock)
 
     def _script(self, model_id: str) -> FakeScript:

@@ -129,6 +129,8 @@ _TEXT_CHOICE: Final = _object(
     {"index": _COUNT, "text": _STRING, "finish_reason": _REASON, "logprobs": _TEXT_LOGPROBS}, "logprobs"
 )
 
+_WHOLE_USAGE: Final = _object({"prompt_tokens": _COUNT, "total_tokens": _COUNT})
+
 SCHEMAS: Final[dict[str, Schema]] = {
     "ChatCompletion": _completion(
         "chat.completion",
@@ -156,6 +158,63 @@ SCHEMAS: Final[dict[str, Schema]] = {
     ),
     "Completion": _completion("text_completion", _TEXT_CHOICE),
     "CompletionChunk": _chunk("text_completion", _TEXT_CHOICE),
+    "Embeddings": _object(
+        {
+            "object": {"type": "string", "const": "list"},
+            "data": _list(
+                _object(
+                    {
+                        "object": {"type": "string", "const": "embedding"},
+                        "index": _COUNT,
+                        "embedding": {
+                            "description": "Numbers, or with encoding_format base64 little-endian float32.",
+                            "anyOf": [_list({"type": "number"}), {"type": "string", "format": "byte"}],
+                        },
+                    }
+                )
+            ),
+            "model": _STRING,
+            "usage": _WHOLE_USAGE,
+            "backend": _STRING,
+        }
+    ),
+    "Ranking": _object(
+        {
+            "id": _STRING,
+            "model": _STRING,
+            "results": _list(
+                _object(
+                    {
+                        "index": {**_COUNT, "description": "The document's place in the request."},
+                        "relevance_score": {"type": "number"},
+                        "document": _object({"text": _STRING}),
+                    },
+                    "document",
+                )
+            ),
+            "usage": _WHOLE_USAGE,
+            "backend": _STRING,
+        }
+    ),
+    "Scores": _object(
+        {
+            "id": _STRING,
+            "object": {"type": "string", "const": "list"},
+            "created": _CREATED,
+            "model": _STRING,
+            "data": _list(
+                _object(
+                    {
+                        "index": _COUNT,
+                        "object": {"type": "string", "const": "score"},
+                        "score": {"type": "number"},
+                    }
+                )
+            ),
+            "usage": _WHOLE_USAGE,
+            "backend": _STRING,
+        }
+    ),
     "Model": _object(
         {
             "id": _STRING,

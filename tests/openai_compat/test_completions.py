@@ -185,15 +185,3 @@ async def test_a_token_without_a_probability_is_null() -> None:
     found = (await complete(make_app(backend), echo=True, logprobs=1)).json["choices"][0]["logprobs"]
 
     assert (found["token_logprobs"], found["top_logprobs"]) == ([None], [None])
-
-
-async def test_embeddings_are_not_implemented_for_a_known_model() -> None:
-    app = make_app()
-
-    replies = [
-        await call(app, "POST", "/v1/embeddings", body)
-        for body in ({"model": "tiny", "input": "x"}, {"model": "nope", "input": "x"}, {"model": "tiny"})
-    ]
-
-    assert [reply.status for reply in replies] == [501, 404, 422]
-    assert replies[0].error["code"] == "not_implemented"
