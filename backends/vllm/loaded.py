@@ -76,15 +76,22 @@ class VLLMModel(LoadedModel):
             async with aclosing(self._upstream.generate(request, served_name=self.card_id)) as batches:
                 async for batch in batches:
                     yield batch
+        except BackendFailed as error:
+            # Aborted: by its caller, or because the model was closed under it, which a dead engine's is.
+            raise (self._ending() or error) from None
         except (UpstreamError, BackendUnavailable) as error:
             raise await self._cause_of(error) from None
 
+    def _ending(self) -> BackendFailed | None:
+        if self._engine.failure is not None:
+            return BackendFailed(self._engine.failure)
+        return BackendFailed(f"The model {self.card_id!r} was unloaded") if self._closing else None
+
     async def _cause_of(self, error: BackendError) -> BackendFailed:
         """What the server's failure to answer says of the engine: its death where that was the cause."""
-        if self._closing:
-            return BackendFailed(f"The model {self.card_id!r} was unloaded")
-        await self._engine.fallen(NOTICE_S)
-        return BackendFailed(self._engine.failure or error.message)
+        if not self._closing:
+            await self._engine.fallen(NOTICE_S)
+        return self._ending() or BackendFailed(error.message)
 
     def _check_token_ids(self, request: GenerationRequest) -> None:
         """An id beyond the vocabulary reads and writes outside of the engine's tensors, and has ended it for everybody

@@ -21,11 +21,11 @@ class Gpu:
     total_bytes: int
 
 
-def visible_gpus(wanted: str | None) -> tuple[Gpu, ...]:
+def visible_gpus(wanted: str | None, *, open_library: Callable[[str], Any] = ctypes.CDLL) -> tuple[Gpu, ...]:
     """The NVIDIA GPUs that `wanted`, the text of `CUDA_VISIBLE_DEVICES`, leaves, in its order; all for None; none where
     there is no driver."""
     try:
-        nvml = _Nvml()
+        nvml = _Nvml(open_library)
     except OSError:
         return ()
     try:
@@ -61,8 +61,8 @@ class _Memory(ctypes.Structure):
 class _Nvml:
     """The driver's management library. Raises: OSError where it is missing or refuses."""
 
-    def __init__(self, load: Callable[[str], Any] = ctypes.CDLL) -> None:
-        self._library = load("libnvidia-ml.so.1")
+    def __init__(self, open_library: Callable[[str], Any]) -> None:
+        self._library = open_library("libnvidia-ml.so.1")
         self._call("nvmlInit_v2")
 
     def close(self) -> None:

@@ -113,6 +113,7 @@ def command_of(
     return [
         options.interpreter,
         str(GUARD),
+        str(socket.parent),
         SERVER,
         *_spelled(flags),
         *options.extra_args,

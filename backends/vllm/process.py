@@ -17,8 +17,7 @@ import contextlib
 import logging
 import os
 import shutil
-import signal
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -36,8 +35,12 @@ LAST_WORDS_S: Final = 0.2
 QUIET_S: Final = 0.1
 """An event is over when nothing was added to it for so long."""
 KILLED_WITHIN_S: Final = 5.0
+TRACKER_S: Final = 2.0
+"""How long Python's tracker of shared memory may take once the others are gone. vLLM's queues are files of 160 and 240
+MB in /dev/shm; killing the tracker with them leaves those there for good."""
 _FIRST_PROBE_S: Final = 0.1
 _SLOWEST_PROBE_S: Final = 1.0
+TRACKER: Final = "multiprocessing.resource_tracker"
 _TITLE: Final = "VLLM::"
 """How the engine's own processes call themselves."""
 
@@ -100,8 +103,7 @@ class EngineProcess:
             log.info("%s: engine started as process %d", self._card_id, self._process.pid)
             self._keep(self._read_log(self._process))
             await self._until_ready(self._process, timeout_s)
-            self._keep(self._watch_leader(self._process))
-            self._keep(self._watch_engine(self._engine_processes()))
+            self._keep(self._watch(self._process, self._engine_processes()))
         except OSError as error:
             log.error("%s: %s cannot be run: %s", self._card_id, self._command[0], error)  # noqa: TRY400 - an operator's mistake
             await self.stop()
@@ -113,23 +115,17 @@ class EngineProcess:
     async def _until_ready(self, process: asyncio.subprocess.Process, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        ended = asyncio.ensure_future(process.wait())
         pause_s = _FIRST_PROBE_S
-        try:
-            while True:
-                if ended.done() or loop.time() >= deadline:
-                    if ended.done():
-                        await asyncio.sleep(LAST_WORDS_S)
-                    self._log.flush()
-                    raise why_not_started(
-                        self._card_id, tuple(self._log.complaints), process.returncode, self._hidden
-                    )
-                if await self._probe():
-                    return
-                await asyncio.wait({ended}, timeout=pause_s)
-                pause_s = min(_SLOWEST_PROBE_S, pause_s * 1.3)
-        finally:
-            ended.cancel()
+        while loop.time() < deadline:
+            if process.returncode is not None:
+                await asyncio.sleep(LAST_WORDS_S)
+                break
+            if await self._probe():
+                return
+            await _ended(process, pause_s)
+            pause_s = min(_SLOWEST_PROBE_S, pause_s * 1.3)
+        self._log.flush()
+        raise why_not_started(self._card_id, tuple(self._log.complaints), process.returncode, self._hidden)
 
     async def fallen(self, within_s: float) -> bool:
         """Whether it ended by itself, or does within that time: a broken connection is seen before its cause."""
@@ -150,13 +146,9 @@ class EngineProcess:
             if process.returncode is None and self.failure is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.terminate()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._stop_timeout_s):
-                        await process.wait()
+                await _ended(process, self._stop_timeout_s)
             await self._kill_group(process.pid)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(KILLED_WITHIN_S):
-                    await process.wait()
+            await _ended(process, KILLED_WITHIN_S)
             if process.stdin is not None:
                 process.stdin.close()
         tasks = tuple(self._tasks)
@@ -170,16 +162,16 @@ class EngineProcess:
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def _kill_group(self, group: int) -> None:
-        """SIGKILL to whatever is left, until nothing is: memory is free only then."""
+        """SIGKILL to whatever is left, until nothing is: memory is free only then. Who cleans up after the others gets
+        `TRACKER_S`."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + KILLED_WITHIN_S
+        begun = loop.time()
         while living := await asyncio.to_thread(lambda: list(_living(group))):
-            for pid in living:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-            if loop.time() > deadline:
-                log.error("%s: processes %s cannot be killed", self._card_id, living)
+            late_s = loop.time() - begun
+            if late_s > KILLED_WITHIN_S:
+                log.error("%s: processes %s cannot be killed", self._card_id, [one.pid for one in living])
                 return
+            _kill(living, trackers=late_s > TRACKER_S)
             await asyncio.sleep(0.02)
 
     async def _read_log(self, process: asyncio.subprocess.Process) -> None:
@@ -195,16 +187,13 @@ class EngineProcess:
                 return
             self._log.feed(data)
 
-    async def _watch_leader(self, process: asyncio.subprocess.Process) -> None:
-        await self._fell(ending_of(await process.wait()))
-
-    async def _watch_engine(self, engine: Sequence[psutil.Process]) -> None:
-        while engine:
+    async def _watch(self, leader: asyncio.subprocess.Process, engine: Sequence[psutil.Process]) -> None:
+        while leader.returncode is None:
             await asyncio.sleep(WATCH_S)
-            for process in engine:
-                if not _is_alive(process):
-                    await self._fell("lost one of its processes")
-                    return
+            if not all(map(_is_alive, engine)):
+                break
+        lost = "lost one of its processes"
+        await self._fell(lost if leader.returncode is None else ending_of(leader.returncode))
 
     def _engine_processes(self) -> list[psutil.Process]:
         """Those that compute. Helpers (compilers, a tracker of shared memory) come and go."""
@@ -230,9 +219,7 @@ class EngineProcess:
         self.failure = why_it_died(self._card_id, tuple(self._log.complaints), ending, self._hidden)
         log.error("%s", self.failure)
         assert self._process is not None
-        for pid in _living(self._process.pid):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        _kill(_living(self._process.pid), trackers=False)
         self._fallen.set()
         self.on_failure()
 
@@ -242,14 +229,33 @@ class EngineProcess:
         task.add_done_callback(self._tasks.discard)
 
 
-def _living(group: int) -> Iterator[int]:
+async def _ended(process: asyncio.subprocess.Process, within_s: float) -> bool:
+    """Whether it ended, or does within that time. `Process.wait` would wait for everybody who holds its pipes too."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + within_s
+    while process.returncode is None and loop.time() < deadline:  # noqa: ASYNC110 - there is no event for this
+        await asyncio.sleep(min(0.02, within_s))
+    return process.returncode is not None
+
+
+def _living(group: int) -> Iterator[psutil.Process]:
     """The processes of a group that still run; a dead one whose parent has not noticed holds nothing."""
     for pid in psutil.pids():
         try:
-            if os.getpgid(pid) == group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                yield pid
+            if os.getpgid(pid) == group:
+                process = psutil.Process(pid)
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    yield process
         except (ProcessLookupError, PermissionError, psutil.Error):
             continue
+
+
+def _kill(processes: Iterable[psutil.Process], *, trackers: bool) -> None:
+    """SIGKILL to all of them; to those that remove the shared memory of the others only with `trackers`."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            if trackers or TRACKER not in " ".join(process.cmdline()):
+                process.kill()
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -96,12 +96,13 @@ def why_not_started(
                 f"The engine of {card_id!r} was killed while it started, as happens when memory runs out",
                 param="model",
             )
-        ending = "did not become ready in time" if returncode is None else _ending(returncode)
+        ending = "did not become ready in time" if returncode is None else ending_of(returncode)
         return BackendFailed(f"The engine of {card_id!r} {ending}")
     message = f"vLLM cannot serve {card_id!r}: {sentence(said, hidden)}"
     if _MEMORY.search(said):
         return InsufficientMemory(message, param="model")
-    if _WEIGHTS.search(said):
+    # A parser that does not exist is the card's mistake, not the weights'.
+    if _WEIGHTS.search(said) and " parser" not in said:
         return UnusableModel(message)
     return BackendFailed(message)
 
@@ -116,13 +117,11 @@ def why_it_died(
     return f"The engine of {card_id!r} failed: {sentence(said, hidden)}"
 
 
-def _ending(returncode: int) -> str:
+def ending_of(returncode: int) -> str:
+    """What a process's exit status says, as the rest of a sentence."""
     if returncode >= 0:
         return f"ended with status {returncode}"
     try:
         return f"was ended by {signal.Signals(-returncode).name}"
     except ValueError:
         return f"was ended by signal {-returncode}"
-
-
-ending_of = _ending
