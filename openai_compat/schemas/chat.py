@@ -90,7 +90,7 @@ CHAT: Final[Table] = {
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A body that met the schema. `sampling` holds only what the caller set; `tools` and `tool_choice` have the current
-    form, whichever one they came in."""
+    form, whichever one they came in; `tools_field` is that one's name."""
 
     messages: list[dict[str, Any]]
     model: str
@@ -103,6 +103,7 @@ class ChatRequest:
     continue_final_message: bool
     template_kwargs: dict[str, Any]
     tools: list[dict[str, Any]] | None
+    tools_field: str
     tool_choice: str | dict[str, Any] | None
     parallel_tool_calls: bool | None
     response_format: dict[str, Any] | None
@@ -144,6 +145,7 @@ def read_chat(body: Mapping[str, Any], *, strict: bool = False) -> ChatRequest:
         continue_final_message=values.get("continue_final_message", False),
         template_kwargs=values.get("chat_template_kwargs", {}),
         tools=tools_of(values),
+        tools_field="functions" if "functions" in values else "tools",
         tool_choice=tool_choice_of(values),
         parallel_tool_calls=values.get("parallel_tool_calls"),
         response_format=response_format_of(values),

@@ -39,17 +39,19 @@ _COUNTED: Final = re.compile(r"\{(\d{1,9})(,(\d{0,9}))?\}")
 _GROUP_KIND: Final = re.compile(r"\?(?:P?<[^>=!]*>|<?[=!]|[a-zA-Z-]*:|>)")
 
 
-def check_tools(tools: list[dict[str, Any]], *, enforced: bool) -> None:
-    """`enforced`: the answer must match their schemas, whatever each says of itself.
+def check_tools(tools: list[dict[str, Any]], *, enforced: bool, field: str = "tools") -> None:
+    """`enforced`: the answer must match their schemas, whatever each says of itself. `field`: where they stood in the
+    body, `tools` or `functions`.
 
     Raises: InvalidGrammar naming the place.
     """
-    budget = _Budget("tools")
+    budget = _Budget(field)
+    inside = "function." if field == "tools" else ""
     for index, tool in enumerate(tools):
         function = tool["function"]
         parameters = function.get("parameters")
         if parameters is not None:
-            place = f"tools[{index}].function.parameters"
+            place = f"{field}[{index}].{inside}parameters"
             is_compiled = enforced or function.get("strict") is True
             budget.walk(parameters, place, _Holds.SCHEMA if is_compiled else _Holds.DATA)
     budget.spend_bytes(tools)

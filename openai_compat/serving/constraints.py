@@ -13,4 +13,4 @@ def check_constraints(asked: ChatRequest | CompletionRequest) -> None:
     check_structured_outputs(asked.structured_outputs)
     if isinstance(asked, ChatRequest) and asked.tools is not None:
         must_call = asked.tool_choice not in (None, "auto", "none")
-        check_tools(asked.tools, enforced=must_call)
+        check_tools(asked.tools, enforced=must_call, field=asked.tools_field)

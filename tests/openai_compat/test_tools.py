@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any, get_args
 
 import pytest
@@ -19,9 +21,10 @@ from backends.types import (
     Usage,
 )
 from models.card import ModelCard
-from tests.openai_compat.scripted_backend import Pause, ScriptedBackend, hello
+from openai_compat.record import RequestRecord
+from tests.openai_compat.scripted_backend import Hang, Pause, ScriptedBackend, hello
 from tests.openai_compat.virtual_time import run_virtual
-from tests.openai_compat.wire import Reply, call, card, chat, make_app
+from tests.openai_compat.wire import HELLO, Connection, Reply, call, card, chat, make_app
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 NAMED = {"type": "function", "function": {"name": "look"}}
@@ -223,6 +226,10 @@ async def test_what_text_completions_ask_for_reaches_a_backend_that_has_it(
             },
             "tools[0].function.parameters.$ref",
         ),
+        (
+            {"functions": [{"name": "f", "parameters": {"type": "strong"}, "strict": True}]},
+            "functions[0].parameters.type",
+        ),
     ],
 )
 async def test_a_schema_beyond_its_limits_takes_no_slot(fields: dict[str, Any], param: str) -> None:
@@ -344,6 +351,31 @@ def test_reasoning_and_calls_keep_a_stream_alive() -> None:
     reply = run_virtual(chat(app, stream=True))
 
     assert reply.chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_reasoning_and_calls_count_as_the_first_token_and_the_gaps() -> None:
+    app = make_app(backend(CALLS))
+
+    await chat(app, stream=True)
+
+    text = app.state.gateway.metrics.render().decode()
+    labels = '{backend="fake",model="tiny"}'
+    assert f"llm:time_to_first_token_seconds_count{labels} 1.0" in text
+    assert f"llm:inter_token_latency_seconds_count{labels} 5.0" in text
+
+
+def test_a_client_that_leaves_has_had_the_tokens_of_calls_and_reasoning() -> None:
+    async def leave() -> RequestRecord:
+        asked = backend([*CALLS[:4], Hang()])
+        body = json.dumps({**HELLO, "stream": True}).encode()
+        connection = Connection(make_app(asked), "POST", "/v1/chat/completions", body=body)
+        answering = asyncio.create_task(connection.run())
+        await asked.reached.wait()
+        connection.leave()
+        await answering
+        return connection.record
+
+    assert run_virtual(leave()).completion_tokens == 4
 
 
 def test_the_headers_go_out_with_the_first_reasoning() -> None:

@@ -15,6 +15,7 @@ from models.card import ModelCard
 from models.catalogue import Catalogue
 from openai_compat.app import create_app
 from openai_compat.config import WireConfig
+from openai_compat.record import RequestRecord, record_of
 from tests.openai_compat.scripted_backend import ScriptedBackend
 
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -139,6 +140,11 @@ class Connection:
             "client": ("127.0.0.1", 5000),
             "server": ("127.0.0.1", 14011),
         }
+
+    @property
+    def record(self) -> RequestRecord:
+        """What the service noted about the request."""
+        return record_of(self._scope)
 
     async def run(self) -> Reply:
         await self._app(self._scope, self._incoming.get, self._send)
