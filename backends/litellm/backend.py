@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+from collections import Counter
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 
 from typing_extensions import override
 
@@ -13,9 +14,9 @@ from backends.base import Backend
 from backends.clock import Clock, MonotonicClock
 from backends.errors import (
     BackendFailed,
-    BackendNotAvailable,
     BackendUnavailable,
     Draining,
+    NotSupported,
     UpstreamAuthFailed,
 )
 from backends.litellm import providers, sdk, transport, usage
@@ -25,7 +26,15 @@ from backends.litellm.errors import Translator
 from backends.litellm.parameters import plan
 from backends.litellm.patience import Cooldowns, Patience
 from backends.litellm.run import Run
-from backends.types import BackendHealth, EventBatch, Feature, GenerationRequest, LoadProgress, Prompt
+from backends.types import (
+    BackendHealth,
+    EventBatch,
+    Feature,
+    GenerationRequest,
+    LoadProgress,
+    ModelStatus,
+    Prompt,
+)
 from models.catalogue import Catalogue
 
 
@@ -45,6 +54,7 @@ class LiteLLMBackend(Backend):
         """Raises: ModuleNotFoundError where LiteLLM is not installed."""
         self._sdk = sdk.load()
         self._patience = patience or Patience()
+        self._catalogue = catalogue
         self._deployments = Deployments(self._sdk, catalogue)
         self._cooldowns = Cooldowns(self._patience, clock or MonotonicClock())
         self._pool: transport.Pool | None = None
@@ -65,6 +75,24 @@ class LiteLLMBackend(Backend):
             cooldowns=self._cooldowns,
             patience=self._patience,
         )
+        await self._warm_up()
+
+    async def _warm_up(self) -> None:
+        """LiteLLM imports the rest of itself (0.4 s) when a call first needs it; better now than under a request. No
+        provider hears of it."""
+        sdk.internal_calls().set(True)
+        with contextlib.suppress(Exception):
+            for stream in (False, True):
+                answer = await self._sdk.acompletion(
+                    model="gpt-4o",
+                    messages=[{"role": "user", "content": "-"}],
+                    api_key="-",
+                    mock_response="-",
+                    stream=stream,
+                )
+                if stream:
+                    async for _ in answer:
+                        pass
 
     @override
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EventBatch, None]:
@@ -72,7 +100,7 @@ class LiteLLMBackend(Backend):
         self._runs.add(run)
         self._idle.clear()
         try:
-            async with aclosing(run.batches()) as batches:
+            async with contextlib.aclosing(run.batches()) as batches:
                 async for batch in batches:
                     yield batch
         finally:
@@ -90,7 +118,9 @@ class LiteLLMBackend(Backend):
         self._require_key(deployment)
         planned = plan(request, deployment)
         deadline = asyncio.get_running_loop().time() + self._patience.request_timeout_s
-        run = Run(request.request_id, num_prompts=len(request.prompts), hold=not request.stream)
+        run = Run(
+            request.request_id, request.model, num_prompts=len(request.prompts), hold=not request.stream
+        )
         for part in planned.parts:
             call = Call(
                 self._road,
@@ -107,9 +137,13 @@ class LiteLLMBackend(Backend):
 
     def _require_key(self, deployment: Deployment) -> None:
         """LiteLLM would send the request with an empty key, or ask a cloud's metadata service for one."""
+        if not self._has_key(deployment):
+            raise UpstreamAuthFailed(f"This server has no key for the provider {deployment.provider!r}")
+
+    @staticmethod
+    def _has_key(deployment: Deployment) -> bool:
         provider = deployment.provider
-        if not providers.has_key(provider, os.environ) and not providers.has_address(provider, os.environ):
-            raise UpstreamAuthFailed(f"This server has no key for the provider {provider!r}")
+        return providers.has_key(provider, os.environ) or providers.has_address(provider, os.environ)
 
     @override
     async def abort(self, request_id: str) -> None:
@@ -132,7 +166,7 @@ class LiteLLMBackend(Backend):
 
     def _refuse_to_load(self, model: str) -> None:
         self._deployments.resolve(model)
-        raise BackendNotAvailable("Backend 'litellm' does not load models: they are loaded by their provider")
+        raise NotSupported("Backend 'litellm' does not load models: they are loaded by their provider")
 
     @override
     async def health(self) -> BackendHealth:
@@ -141,7 +175,21 @@ class LiteLLMBackend(Backend):
         if not self._configured():
             names = ", ".join(providers.USUAL_KEYS)
             return BackendHealth(healthy=False, message=f"No provider has a key; set one of {names}")
-        return BackendHealth(healthy=True)
+        return BackendHealth(healthy=True, models=self._statuses())
+
+    def _statuses(self) -> tuple[ModelStatus, ...]:
+        """One per card: other names come from clients, and what is shown here becomes a label of a metric."""
+        running = Counter(run.model for run in self._runs)
+        return tuple(
+            ModelStatus(
+                id=card.id,
+                state="loaded",
+                context_length=card.context_length or self._deployments.resolve(card.id).context_length,
+                running=running[card.id],
+            )
+            for card in self._catalogue.cards("litellm")
+            if self._has_key(self._deployments.resolve(card.id))
+        )
 
     def _configured(self) -> tuple[str, ...]:
         return providers.configured([str(one.value) for one in self._sdk.provider_list], os.environ)

@@ -86,6 +86,7 @@ class Call:
         road.internal.set(True)
         arguments = dict(self._part.arguments)
         defaults = set(self._plan.defaults)
+        await self._fill_the_context(arguments)
         attempt = 0
         while True:
             road.cooldowns.check(label)
@@ -109,6 +110,14 @@ class Call:
                 raise error from None
             await asyncio.sleep(pause_s)
             attempt += 1
+
+    async def _fill_the_context(self, arguments: dict[str, Any]) -> None:
+        """No limit means none; a completions endpoint that gets none stops after 16 tokens."""
+        limit = self._deployment.context_length
+        if not self._part.is_text or limit is None or "max_tokens" in arguments:
+            return
+        used = await asyncio.to_thread(usage.count_prompt, self._road.sdk, self._deployment, self._prompt)
+        arguments["max_tokens"] = max(1, limit - used)
 
     def _leave_out(
         self, error: ServiceError | ModelError, arguments: dict[str, Any], defaults: set[str]
@@ -225,7 +234,11 @@ class Call:
         return found
 
     async def _streamed_tokens(self, state: Any, choice: Choice, late: list[Any]) -> Tokens:
-        usages = [found for chunk in state.chunks if (found := getattr(chunk, "usage", None)) is not None]
+        usages = [
+            found
+            for chunk in getattr(state, "chunks", ())
+            if (found := getattr(chunk, "usage", None)) is not None
+        ]
         usages += late
         tokens = usage.reported(usages) or await self._estimate([choice.said])
         last = usages[-1] if len(usages) == 1 and not tokens.is_estimated else None
@@ -273,13 +286,20 @@ class _AsDelta:
 
 
 def _state_of(chunks: Any) -> Any:
-    """LiteLLM's wrapper, which knows what was received. For a text completion it is a local variable of a generator."""
-    frame = getattr(chunks, "ag_frame", None)
-    return chunks if frame is None else frame.f_locals["streamwrapper"]
+    """LiteLLM's own wrapper, which knows what was received; None if there is none to be found. A text completion's is a
+    local variable of a generator within a generator."""
+    for _ in range(4):
+        frame = getattr(chunks, "ag_frame", None)
+        if frame is None:
+            break
+        chunks = frame.f_locals.get("streamwrapper") or frame.f_locals.get("response")
+    return chunks if hasattr(chunks, "completion_stream") else None
 
 
 def _has_ended(state: Any) -> bool:
     """Whether the provider itself ended the answer. LiteLLM takes a connection that closed for a `stop`."""
+    if state is None:
+        return True
     return any(
         getattr(state, name, None)
         for name in ("received_finish_reason", "intermittent_finish_reason", "received_any_finish_reason")

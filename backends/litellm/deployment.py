@@ -82,26 +82,24 @@ class Deployments:
 
     def resolve(self, name: str) -> Deployment:
         """Raises: UnknownModel."""
-        remote = self._remote_name(name)
-        found = self._known.get(remote)
+        found = self._known.get(name)
         if found is None:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
-            found = self._known[remote] = self._look_up(remote, asked=name)
+            card = self._card(name)
+            source = card.sources.get("litellm") if card is not None else None
+            remote = source.name if isinstance(source, RemoteSource) else name
+            length = card.context_length if card is not None else None
+            found = self._known[name] = self._look_up(remote, asked=name, context_length=length)
         return found
 
-    def _remote_name(self, name: str) -> str:
-        """A card that has no source for LiteLLM is not one of ours, whatever its id would mean there."""
+    def _card(self, name: str) -> ModelCard | None:
         try:
-            card: ModelCard = self._catalogue.resolve(name)
+            return self._catalogue.resolve(name)
         except UnknownModel:
-            return name
-        source = card.sources.get("litellm")
-        if isinstance(source, RemoteSource):
-            return source.name
-        return name
+            return None
 
-    def _look_up(self, name: str, *, asked: str) -> Deployment:
+    def _look_up(self, name: str, *, asked: str, context_length: int | None) -> Deployment:
         try:
             model, provider = self._provider_of(name)
         except Exception:
@@ -112,7 +110,7 @@ class Deployments:
             model=model,
             supported=frozenset(self._supported(model, provider)),
             mode=str(info.get("mode") or "chat"),
-            context_length=_count(info.get("max_input_tokens") or info.get("max_tokens")),
+            context_length=context_length or _count(info.get("max_input_tokens") or info.get("max_tokens")),
             max_output_tokens=_count(info.get("max_output_tokens")),
             is_known=bool(info),
             prefills=bool(info.get("supports_assistant_prefill")),

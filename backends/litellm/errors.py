@@ -7,6 +7,7 @@ message. LiteLLM's own class decides only where there was no answer. A message n
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from backends.errors import (
 from backends.litellm.deployment import Deployment
 from backends.litellm.transport import Connection
 from models.errors import ModelError, UnknownModel
+
+_log = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARS: Final = 500
 RETRY_AFTER_S: Final = 2.0
@@ -126,6 +129,9 @@ class Translator:
         if isinstance(exc, TimeoutError):
             return BackendTimeout(f"The provider {deployment.provider!r} did not answer in time")
         said = _said(exc)
+        kinds = " < ".join(dict.fromkeys(type(link).__name__ for link in _chain(exc)))
+        _log.info("a call to %s failed: status %s, %s", deployment.label, connection.status, kinds)
+        _log.debug("%s", self.clean(said.message), exc_info=exc)
         status = _status(exc, said, connection)
         if status is None:
             return self._without_answer(exc, said, deployment, connection)

@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from backends.errors import NotSupported, UnsupportedParameter
+from backends.errors import InvalidParameter, NotSupported, UnsupportedParameter
 from backends.litellm.deployment import Deployment
 from backends.types import ChatPrompt, GenerationRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
 
+MAX_TOKEN_ID: Final = 1 << 20
+"""The largest vocabularies have a quarter of this."""
 _PLAIN: Final = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")
 _NEUTRAL: Final[Mapping[str, object]] = {
     "top_p": 1.0,
@@ -216,6 +218,7 @@ def _prompt_arguments(request: GenerationRequest, prompt: Prompt, deployment: De
     if isinstance(prompt, TextPrompt):
         return _with_suffix(request, {"prompt": prompt.text})
     if isinstance(prompt, TokenPrompt):
+        _check_ids(prompt)
         return _with_suffix(request, {"prompt": list(prompt.token_ids)})
     _check_template(request, prompt, deployment)
     arguments: dict[str, Any] = {"messages": [dict(message) for message in prompt.messages]}
@@ -240,6 +243,13 @@ def _prompt_arguments(request: GenerationRequest, prompt: Prompt, deployment: De
             raise _refused(request, "reasoning_effort")
         arguments["reasoning_effort"] = request.reasoning_effort
     return arguments
+
+
+def _check_ids(prompt: TokenPrompt) -> None:
+    """Only what is in nobody's vocabulary; the provider knows its own."""
+    for token in prompt.token_ids:
+        if not 0 <= token < MAX_TOKEN_ID:
+            raise InvalidParameter(f"The token id {token} is in no vocabulary", param="prompt")
 
 
 def _check_template(request: GenerationRequest, prompt: ChatPrompt, deployment: Deployment) -> None:

@@ -19,8 +19,9 @@ HIGH_WATER_EVENTS: Final = 512
 class Run:
     """`hold`: nobody reads before the end, so everything comes in one batch."""
 
-    def __init__(self, request_id: str, *, num_prompts: int, hold: bool) -> None:
+    def __init__(self, request_id: str, model: str, *, num_prompts: int, hold: bool) -> None:
         self.request_id = request_id
+        self.model = model
         self._hold = hold
         self._calls: list[tuple[int, Call]] = []
         self._num_prompts = num_prompts

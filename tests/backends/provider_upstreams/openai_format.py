@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +102,9 @@ async def stream(wire: Wire, chunks: Sequence[object]) -> None:
 class Model:
     """A scripted provider of chat and text completions."""
 
+    count: Callable[[Any], int] | None = None
+    """Tokens of a list of messages or of a prompt; None takes the number of pieces."""
+
     length: int | None = 24
     """Tokens of an answer that nothing else ends; None goes on for ever."""
     itl_s: float = 0.0
@@ -115,10 +119,8 @@ class Model:
             await wire.json(404, error(f"Unknown path {call.path}", kind="invalid_request_error"))
 
     async def _chat(self, call: Call, wire: Wire) -> None:
-        import asyncio
-
         body = call.body
-        prompt_tokens = sum(4 + len(split(_content(message))) for message in body["messages"])
+        prompt_tokens = self._count(body["messages"])
         if prompt_tokens >= self.context_length:
             await wire.json(
                 400,
@@ -186,7 +188,16 @@ class Model:
     async def _text(self, call: Call, wire: Wire) -> None:
         body = call.body
         prompt = body["prompt"]
-        count = len(prompt) if isinstance(prompt, list) else len(split(prompt))
+        if isinstance(prompt, list) and isinstance(prompt[0], str):
+            prompt = "".join(prompt)  # a list of one; several would be several choices
+        count = self._count(prompt)
+        if count >= self.context_length:
+            message = (
+                f"This model's maximum context length is {self.context_length} tokens, however you requested "
+                f"{count} tokens ({count} in your prompt; 0 for the completion)."
+            )
+            await wire.json(400, error(message, kind="invalid_request_error"))
+            return
         n = body.get("n") or 1
         said = [self._say(body.get("max_tokens") or 16, body.get("stop")) for _ in range(n)]
         counts = usage(count, sum(len(tokens) for tokens, _, _ in said))
@@ -203,6 +214,7 @@ class Model:
             for piece in split(text):
                 choice = {"index": i, "text": piece, "logprobs": None, "finish_reason": None}
                 await wire.event({**head, "choices": [choice]})
+                await asyncio.sleep(self.itl_s)
             await wire.event(
                 {**head, "choices": [{"index": i, "text": "", "logprobs": None, "finish_reason": reason}]}
             )
@@ -210,6 +222,15 @@ class Model:
             await wire.event({**head, "choices": [], "usage": counts})
         await wire.event("[DONE]")
         await wire.end_stream()
+
+    def _count(self, prompt: Any) -> int:
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+            return len(prompt)
+        if self.count is not None:
+            return self.count(prompt)
+        if isinstance(prompt, str):
+            return len(split(prompt))
+        return sum(4 + len(split(_content(message))) for message in prompt)
 
     def _say(self, limit: int | None, stop: Any) -> tuple[list[str], str, str]:
         """Tokens, the text that is shown of them, the finish reason."""
