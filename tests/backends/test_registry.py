@@ -14,7 +14,7 @@ from backends import registry
 from backends.errors import BackendNotAvailable
 from backends.fake import FakeScript
 from backends.loader import ModelLoader
-from backends.registry import create_backend
+from backends.registry import FEATURES, create_backend
 from models.catalogue import Catalogue
 from tests.backends.contract import events_of, request, status_of, text_of, until
 
@@ -37,7 +37,9 @@ def catalogue(tmp_path: Path) -> Catalogue:
 
 
 def test_an_unknown_kind_is_told_what_is_supported(catalogue: Catalogue):
-    with pytest.raises(BackendNotAvailable, match=r"'vllmm' is unknown; supported are fake, llamacpp"):
+    with pytest.raises(
+        BackendNotAvailable, match=r"'vllmm' is unknown; supported are fake, litellm, llamacpp, vllm"
+    ):
         create_backend("vllmm", catalogue=catalogue)
 
 
@@ -91,3 +93,10 @@ def test_an_engine_that_is_not_installed_is_named(catalogue: Catalogue, monkeypa
 
     with pytest.raises(BackendNotAvailable, match="needs the package 'llama_cpp', which is not installed"):
         create_backend("llamacpp", catalogue=catalogue)
+
+
+async def test_a_backend_takes_what_the_table_says_of_its_kind(catalogue: Catalogue):
+    backend = create_backend("fake", catalogue=catalogue)
+
+    assert backend.features == FEATURES["fake"]
+    await backend.aclose()
