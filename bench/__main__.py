@@ -27,9 +27,11 @@ from bench.report import PAGE, report
 from bench.result import Result, write
 from bench.shared_prefix import SHARED_PREFIX
 from bench.start import START
+from bench.vllm_server import VLLM
 
 MEASUREMENTS = {
-    each.name: each for each in (START, COMPARE, SHARED_PREFIX, ECHO, CONTROL, ABORTS, RELAY, PASSTHROUGH)
+    each.name: each
+    for each in (START, COMPARE, SHARED_PREFIX, ECHO, CONTROL, ABORTS, RELAY, PASSTHROUGH, VLLM)
 }
 OF_THIS_RUN_ONLY = ("--llama-server", "--out")
 """Paths say nothing about a measurement; the command in a report goes without them."""

@@ -73,11 +73,13 @@ def open_session() -> aiohttp.ClientSession:
     )
 
 
-def chat(content: str, max_tokens: int, *, system: str | None = None, stream: bool = True) -> dict[str, Any]:
+def chat(
+    content: str, max_tokens: int, *, system: str | None = None, stream: bool = True, model: str = MODEL
+) -> dict[str, Any]:
     """A greedy chat completion of exactly `max_tokens` tokens."""
     messages = [{"role": "system", "content": system}] if system is not None else []
     body: dict[str, Any] = {
-        "model": MODEL,
+        "model": model,
         "messages": [*messages, {"role": "user", "content": content}],
         "max_tokens": max_tokens,
         "temperature": 0,

@@ -147,12 +147,14 @@ class Server:
                 return now - begin
         raise ServerFailed(f"{self.name} is still busy {timeout_s:.0f} s after its last request")
 
-    async def answers(self, session: aiohttp.ClientSession, path: str) -> None:
+    async def answers(
+        self, session: aiohttp.ClientSession, path: str, *, timeout_s: float = START_TIMEOUT_S
+    ) -> None:
         """Wait until `path` answers 200.
 
-        Raises: ServerFailed when the process ends or START_TIMEOUT_S passes.
+        Raises: ServerFailed when the process ends or `timeout_s` passes.
         """
-        deadline = time.perf_counter() + START_TIMEOUT_S
+        deadline = time.perf_counter() + timeout_s
         while time.perf_counter() < deadline:
             self.check_alive()
             with contextlib.suppress(aiohttp.ClientError, OSError):
@@ -160,6 +162,4 @@ class Server:
                     if response.status == 200:
                         return
             await asyncio.sleep(0.05)
-        raise ServerFailed(
-            f"{self.name} did not answer {path} in {START_TIMEOUT_S:.0f} s\n{self.last_words()}"
-        )
+        raise ServerFailed(f"{self.name} did not answer {path} in {timeout_s:.0f} s\n{self.last_words()}")
