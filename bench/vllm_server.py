@@ -188,7 +188,9 @@ async def measure(options: argparse.Namespace, setup: Setup) -> Findings:
 
 
 async def _load(session: aiohttp.ClientSession, server: Server) -> None:
-    async with session.post(f"{server.url}/v1/models/load", json={"model": MODEL, "backend": "vllm"}) as response:
+    async with session.post(
+        f"{server.url}/v1/models/load", json={"model": MODEL, "backend": "vllm"}
+    ) as response:
         if response.status != 200:
             raise ServerFailed(f"{server.name}: {await response.text()}\n{server.last_words()}")
 
