@@ -26,7 +26,7 @@ from adaptive_batching import AdaptiveBatcher
 from backends.base import Backend
 from backends.pool import Limits
 from backends.registry import FEATURES, create_backend, create_remote_backend
-from backends.runner import RunnerClient, create_runner_app
+from backends.runner import OfferingClient, RunnerClient, create_runner_app
 from backends.termination import Termination
 from models.card import BackendKind
 from models.catalogue import Catalogue, CatalogueError
@@ -41,7 +41,7 @@ from preflight import (
     instance_dir,
     make_instance_dir,
 )
-from settings import Args, SettingsError, is_in_container, load_settings
+from settings import Args, SettingsError, environment, is_in_container, load_settings
 
 PORT: Final = 14011
 LOCAL_KINDS: Final[tuple[BackendKind, ...]] = ("llamacpp", "vllm", "litellm", "fake")
@@ -134,9 +134,8 @@ def _litellm() -> Backend:
     knobs = args.litellm
     names = ("idle_timeout_s", "max_retries", "cooldown_after", "cooldown_s")
     options = {name: getattr(knobs, name) for name in names}
-    return create_backend(
-        "litellm", catalogue=catalogue, options={"request_timeout_s": settings.request_timeout_s, **options}
-    )
+    options |= {"request_timeout_s": settings.request_timeout_s, "environ": environment()}
+    return create_backend("litellm", catalogue=catalogue, options=options)
 
 
 async def _drain_runner(app: Starlette) -> None:
@@ -215,7 +214,10 @@ def _client(kind: BackendKind) -> Backend:
     if kind == "vllm" and settings.vllm_base_url is not None:
         key = settings.vllm_api_key.get_secret_value() if settings.vllm_api_key else None
         return create_remote_backend(settings.vllm_base_url, key, catalogue)
-    return RunnerClient(kind, partial(_runner_url, kind), _runner_token, features=FEATURES[kind])
+    url, features = partial(_runner_url, kind), FEATURES[kind]
+    if kind == "litellm":
+        return OfferingClient(kind, url, _runner_token, catalogue=catalogue, features=features)
+    return RunnerClient(kind, url, _runner_token, features=features)
 
 
 clients: dict[str, Backend] = {kind: _client(kind) for kind in kinds if kind in RUNNERS}

@@ -573,6 +573,12 @@ def load_settings(args: Args | None = None) -> Settings:
     return settings
 
 
+def environment() -> MutableMapping[str, str]:
+    """The process's own environment, for the one library that reads it by itself: LiteLLM finds its providers' keys and
+    addresses there."""
+    return os.environ
+
+
 def is_in_container() -> bool:
     """Whether BentoML's image runs us; there the port is published on purpose."""
     return "BENTOML_CONTAINERIZED" in os.environ

@@ -7,7 +7,15 @@ from collections.abc import AsyncGenerator
 
 from backends.embedding import EmbeddingRequest, Embeddings, Ranking, RerankRequest
 from backends.errors import NotSupported
-from backends.types import BackendHealth, EventBatch, Feature, GenerationRequest, LoadProgress, Prompt
+from backends.types import (
+    BackendHealth,
+    EventBatch,
+    Feature,
+    GenerationRequest,
+    LoadProgress,
+    Offers,
+    Prompt,
+)
 
 
 class Backend(ABC):
@@ -89,6 +97,10 @@ class Backend(ABC):
     async def metrics(self) -> bytes:
         """Prometheus text of the engines behind it; empty if there is none. Never raises."""
         return b""
+
+    async def offers(self) -> Offers:
+        """What it serves without a card. As cheap as `health`; asked now and then."""
+        return Offers()
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new work (Draining) and wait for what runs; whether all of it ended in time. A backend whose engine

@@ -44,7 +44,8 @@ def _litellm(catalogue: Catalogue, options: Mapping[str, Any]) -> Backend:
     from backends.litellm.backend import LiteLLMBackend
     from backends.litellm.patience import Patience
 
-    return LiteLLMBackend(catalogue, Patience(**options))
+    knobs = dict(options)
+    return LiteLLMBackend(catalogue, knobs.pop("environ"), Patience(**knobs))
 
 
 ELSEWHERE: Final[Mapping[str, BackendFactory]] = {"litellm": _litellm}
@@ -82,7 +83,7 @@ def create_backend(
     """The backend of a runner process, not started. It preloads the cards of its kind that say so.
 
     `options`: the knobs of the kind (`FakeLoader`'s arguments, the fields of `LlamaCppOptions`, `VLLMOptions`
-    or LiteLLM's `Patience`).
+    or LiteLLM's `Patience` and its `environ`).
     A budget that `limits` does not give is the loader's own.
 
     Raises: BackendNotAvailable for a kind that this build does not have, naming those it has, or whose engine

@@ -259,3 +259,23 @@ class BackendHealth(msgspec.Struct, frozen=True, kw_only=True):
     healthy: bool
     message: str | None = None
     models: tuple[ModelStatus, ...] = ()
+
+
+class OfferedModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A model that a backend serves without a card, as far as the backend knows it."""
+
+    id: str
+    """Also its name on the backend."""
+    context_length: int | None = None
+    capabilities: tuple[str, ...] = ()
+    """Of `models.card.Capability`."""
+    owned_by: str = ""
+    price: tuple[float, float] | None = None
+    """US dollars for a million tokens of the prompt and of the answer."""
+
+
+class Offers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a backend serves without a card. `prefixes`: besides, any name that begins with one of them and a slash."""
+
+    models: tuple[OfferedModel, ...] = ()
+    prefixes: tuple[str, ...] = ()

@@ -191,6 +191,15 @@ class VLLMServing(_Frozen):
     """More of vLLM's own command-line arguments, one word each; they win over what the service sets."""
 
 
+class Price(_Frozen):
+    """What a model that somebody else serves costs, in US dollars for a million tokens."""
+
+    prompt: Annotated[float, Field(ge=0), _NUMBER]
+    """Of the prompt."""
+    completion: Annotated[float, Field(ge=0), _NUMBER]
+    """Of the answer."""
+
+
 def _backend_is_optional(schema: dict[str, Any]) -> None:
     schema["required"].remove("backend")
 
@@ -229,6 +238,8 @@ class ModelCard(_Frozen):
     """Load it when the service starts; the backend counts as healthy only once it is loaded."""
     idle_ttl_s: Annotated[float, Field(gt=0), _NUMBER] | None = None
     """Seconds after the end of its last request before it is unloaded; null keeps it."""
+    price: Price | None = None
+    """What a cloud takes for it; null takes LiteLLM's own list. Shown in lists, and the cost of an answer."""
     created: Annotated[int, Field(ge=0), _NUMBER] = 0
     """Unix seconds shown in lists."""
     owned_by: str = Field(default="llm-inference", min_length=1, max_length=128)

@@ -10,7 +10,8 @@ A name is resolved in this order; the first that knows it wins.
 4. What a backend offers of its own accord (`Catalogue.offer`): a model that a remote server lists. Under a name that is
    known already it is one more source of that model.
 5. A hub id that matches an allowed pattern: `owner/repo` for vLLM, `owner/repo/file.gguf` for llama.cpp.
-6. Unknown, with the names that look alike.
+6. `prefix/…` for a prefix that a backend offers: whatever a provider calls its models.
+7. Unknown, with the names that look alike.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
@@ -76,6 +78,7 @@ class Catalogue:
         self._hub_allow = tuple(hub_allow)
         self._folders = ModelFolders(model_dirs)
         self._offered: dict[BackendKind, tuple[ModelCard, ...]] = {}
+        self._prefixes: dict[str, BackendKind] = {}
         self._reported: set[str] = set()
         self._outside: dict[Path, tuple[Stamp, GgufHeader | None]] = {}
         problems = _shared_names(self._cards)
@@ -112,6 +115,9 @@ class Catalogue:
         hub = names.split_hub_name(name)
         if hub is not None and names.is_allowed(name, self._hub_allow):
             return _hub_card(name, *hub)
+        prefix, slash, _ = name.partition("/")
+        if slash and prefix in self._prefixes:
+            return remote_card(name, self._prefixes[prefix])
         known = (other for card in self._view.listed for other in (card.id, *card.aliases))
         raise UnknownModel(name, names.near(name, known))
 
@@ -121,10 +127,15 @@ class Catalogue:
         listed = self._current().listed
         return listed if backend is None else tuple(card for card in listed if backend in card.sources)
 
-    def offer(self, backend: BackendKind, cards: Sequence[ModelCard]) -> None:
+    def offer(
+        self, backend: BackendKind, cards: Sequence[ModelCard], *, prefixes: Sequence[str] = ()
+    ) -> None:
         """What a backend serves without a card, in place of what it offered before. Each has one source, a remote name
-        on that backend; it takes the place of a hub or file source that a card names for it."""
+        on that backend; it takes the place of a hub or file source that a card names for it. `prefixes`: it also serves
+        any name that begins with one of them and a slash."""
         self._offered[backend] = tuple(cards)
+        self._prefixes = {key: kind for key, kind in self._prefixes.items() if kind != backend}
+        self._prefixes.update(dict.fromkeys(prefixes, backend))
         self._view = self._look(self._folders.scan())
 
     def broken(self) -> Mapping[str, str]:
@@ -340,6 +351,24 @@ def _card_of(file: FoundFile) -> ModelCard:
         context_length=header.context_length if header else None,
         capabilities=capabilities_of(header) if header else ("chat", "completion"),
         created=max(0, file.created),
+    )
+
+
+@lru_cache(maxsize=1024)
+def remote_card(name: str, backend: BackendKind) -> ModelCard:
+    """The card of a model that nobody described, under the name it has at whoever serves it. Nothing is known of what
+    it can do, so nothing is refused for it here.
+
+    Raises: UnknownModel for what cannot be a name.
+    """
+    if not names.is_safe(name) or name.startswith("/"):
+        raise UnknownModel(name)
+    return ModelCard(
+        id=name,
+        backend=backend,
+        sources={backend: RemoteSource(name=name)},
+        capabilities=get_args(Capability),
+        owned_by=name.partition("/")[0][:128],
     )
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, MutableMapping
 
 from typing_extensions import override
 
@@ -23,6 +22,7 @@ from backends.litellm import providers, sdk, transport, usage
 from backends.litellm.call import Call, Road
 from backends.litellm.deployment import Deployment, Deployments
 from backends.litellm.errors import Translator
+from backends.litellm.offers import offered_models
 from backends.litellm.parameters import plan
 from backends.litellm.patience import Cooldowns, Patience
 from backends.litellm.run import Run
@@ -33,9 +33,11 @@ from backends.types import (
     GenerationRequest,
     LoadProgress,
     ModelStatus,
+    Offers,
     Prompt,
 )
 from models.catalogue import Catalogue
+from models.errors import UnknownModel
 
 
 class LiteLLMBackend(Backend):
@@ -49,10 +51,19 @@ class LiteLLMBackend(Backend):
     features: frozenset[Feature] = frozenset({"tools", "structured_outputs", "reasoning_effort"})
 
     def __init__(
-        self, catalogue: Catalogue, patience: Patience | None = None, *, clock: Clock | None = None
+        self,
+        catalogue: Catalogue,
+        environ: MutableMapping[str, str],
+        patience: Patience | None = None,
+        *,
+        clock: Clock | None = None,
     ) -> None:
-        """Raises: ModuleNotFoundError where LiteLLM is not installed."""
-        self._sdk = sdk.load()
+        """`environ`: the process's own, where LiteLLM finds keys and addresses.
+
+        Raises: ModuleNotFoundError where LiteLLM is not installed.
+        """
+        self._environ = environ
+        self._sdk = sdk.load(environ)
         self._patience = patience or Patience()
         self._catalogue = catalogue
         self._deployments = Deployments(self._sdk, catalogue)
@@ -71,7 +82,7 @@ class LiteLLMBackend(Backend):
             sdk=self._sdk,
             session=self._pool.session,
             internal=sdk.internal_calls(),
-            translator=Translator(providers.secrets_in(os.environ)),
+            translator=Translator(providers.secrets_in(self._environ)),
             cooldowns=self._cooldowns,
             patience=self._patience,
         )
@@ -140,10 +151,9 @@ class LiteLLMBackend(Backend):
         if not self._has_key(deployment):
             raise UpstreamAuthFailed(f"This server has no key for the provider {deployment.provider!r}")
 
-    @staticmethod
-    def _has_key(deployment: Deployment) -> bool:
+    def _has_key(self, deployment: Deployment) -> bool:
         provider = deployment.provider
-        return providers.has_key(provider, os.environ) or providers.has_address(provider, os.environ)
+        return providers.has_key(provider, self._environ) or providers.has_address(provider, self._environ)
 
     @override
     async def abort(self, request_id: str) -> None:
@@ -180,19 +190,27 @@ class LiteLLMBackend(Backend):
     def _statuses(self) -> tuple[ModelStatus, ...]:
         """One per card: other names come from clients, and what is shown here becomes a label of a metric."""
         running = Counter(run.model for run in self._runs)
-        return tuple(
-            ModelStatus(
-                id=card.id,
-                state="loaded",
-                context_length=card.context_length or self._deployments.resolve(card.id).context_length,
-                running=running[card.id],
-            )
-            for card in self._catalogue.cards("litellm")
-            if self._has_key(self._deployments.resolve(card.id))
+        return tuple(self._status(card.id, running[card.id]) for card in self._catalogue.cards("litellm"))
+
+    def _status(self, card_id: str, running: int) -> ModelStatus:
+        try:
+            deployment = self._deployments.resolve(card_id)
+        except UnknownModel:
+            return ModelStatus(id=card_id, state="failed", message="LiteLLM knows no provider of this name")
+        if not self._has_key(deployment):
+            message = f"There is no key for the provider {deployment.provider!r}"
+            return ModelStatus(id=card_id, state="failed", message=message)
+        return ModelStatus(
+            id=card_id, state="loaded", context_length=deployment.context_length, running=running
         )
 
+    @override
+    async def offers(self) -> Offers:
+        found = self._configured()
+        return Offers(models=tuple(offered_models(self._sdk, found)), prefixes=found)
+
     def _configured(self) -> tuple[str, ...]:
-        return providers.configured([str(one.value) for one in self._sdk.provider_list], os.environ)
+        return providers.configured([str(one.value) for one in self._sdk.provider_list], self._environ)
 
     @override
     async def drain(self, timeout_s: float) -> bool:

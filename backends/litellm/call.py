@@ -182,8 +182,7 @@ class Call:
         cost = hidden.get("response_cost") if isinstance(hidden, dict) else None
         if tokens.cost_usd is None and isinstance(cost, int | float) and (cost or self._deployment.is_known):
             tokens.cost_usd = float(cost)
-        if tokens.cost_usd is None:
-            tokens.cost_usd = usage.price(self._road.sdk, self._deployment, None, tokens)
+        tokens.cost_usd = usage.price(self._road.sdk, self._deployment, None, tokens)
         self.tokens.append(tokens)
         self._passed_on = True
         await self._put(events)

@@ -54,6 +54,8 @@ class Deployment:
     max_output_tokens: int | None = None
     is_known: bool = True
     """LiteLLM's map has it; otherwise everything here is a guess from its provider."""
+    price: tuple[float, float] | None = None
+    """The card's: US dollars for a token of the prompt and of the answer."""
     prefills: bool = False
     """It continues a trailing message of the assistant."""
     unsendable: set[str] = field(default_factory=set)
@@ -89,8 +91,7 @@ class Deployments:
             card = self._card(name)
             source = card.sources.get("litellm") if card is not None else None
             remote = source.name if isinstance(source, RemoteSource) else name
-            length = card.context_length if card is not None else None
-            found = self._known[name] = self._look_up(remote, asked=name, context_length=length)
+            found = self._known[name] = self._look_up(remote, card, asked=name)
         return found
 
     def _card(self, name: str) -> ModelCard | None:
@@ -99,20 +100,22 @@ class Deployments:
         except UnknownModel:
             return None
 
-    def _look_up(self, name: str, *, asked: str, context_length: int | None) -> Deployment:
+    def _look_up(self, name: str, card: ModelCard | None, *, asked: str) -> Deployment:
         try:
             model, provider = self._provider_of(name)
         except Exception:
             model, provider = self._guess(name, asked)
         info = self._info(model, provider)
+        length = card.context_length if card is not None else None
         return Deployment(
             provider=provider,
             model=model,
             supported=frozenset(self._supported(model, provider)),
             mode=str(info.get("mode") or "chat"),
-            context_length=context_length or _count(info.get("max_input_tokens") or info.get("max_tokens")),
-            max_output_tokens=_count(info.get("max_output_tokens")),
+            context_length=length or count_of(info.get("max_input_tokens") or info.get("max_tokens")),
+            max_output_tokens=count_of(info.get("max_output_tokens")),
             is_known=bool(info),
+            price=(card.price.prompt / 1e6, card.price.completion / 1e6) if card and card.price else None,
             prefills=bool(info.get("supports_assistant_prefill")),
         )
 
@@ -179,6 +182,6 @@ def capabilities_of(info: Mapping[str, Any]) -> tuple[Capability, ...]:
     return tuple(found)
 
 
-def _count(value: object) -> int | None:
-    """Some entries of the map hold text where a number belongs."""
+def count_of(value: object) -> int | None:
+    """A number of tokens of the map. Some entries of the map hold text where a number belongs."""
     return int(value) if isinstance(value, int | float) and value >= 1 else None

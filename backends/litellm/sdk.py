@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
+from collections.abc import MutableMapping
 from functools import cache
 from typing import Any, Final
 
@@ -25,13 +25,18 @@ _CHATTY: Final = ("httpx", "httpx2", "httpcore", "openai", "anthropic")
 
 
 @cache
-def load() -> Any:
-    """The module `litellm`. The first call takes 3-6 s.
+def _imported() -> Any:
+    return importlib.import_module("litellm")
+
+
+def load(environ: MutableMapping[str, str]) -> Any:
+    """The module `litellm`. The first call takes 3-6 s. `environ`: the process's own environment, where LiteLLM looks
+    for keys, addresses and what it may do; the last is set here.
 
     Raises: ModuleNotFoundError where it is not installed.
     """
-    os.environ.update(_BEFORE_IMPORT)
-    litellm: Any = importlib.import_module("litellm")
+    environ.update(_BEFORE_IMPORT)
+    litellm = _imported()
     for name in _LOGGERS:
         logger = logging.getLogger(name)
         logger.handlers.clear()
@@ -57,5 +62,4 @@ def load() -> Any:
 def internal_calls() -> Any:
     """The context variable that keeps LiteLLM's books shut for the calls of a task: no payload for its loggers is built
     (a tenth of a call's time), no failure handler runs."""
-    load()
     return importlib.import_module("litellm._internal_context").is_internal_call

@@ -79,7 +79,9 @@ def count_text(sdk: Any, deployment: Deployment, text: str) -> int:
 
 
 def price(sdk: Any, deployment: Deployment, usage: Any, tokens: Tokens) -> float | None:
-    """US dollars by LiteLLM's map; None for a model that it has no price for."""
+    """US dollars: by the card, else as the provider says, else by LiteLLM's map; None where none of them knows."""
+    if deployment.price is not None:
+        return tokens.prompt * deployment.price[0] + tokens.completion * deployment.price[1]
     if tokens.cost_usd is not None:
         return tokens.cost_usd
     if not deployment.is_known:

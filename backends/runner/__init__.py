@@ -3,5 +3,6 @@ here."""
 
 from backends.runner.app import create_runner_app
 from backends.runner.client import RunnerClient
+from backends.runner.offers import OfferingClient
 
-__all__ = ["RunnerClient", "create_runner_app"]
+__all__ = ["OfferingClient", "RunnerClient", "create_runner_app"]

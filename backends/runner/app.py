@@ -7,6 +7,7 @@
     POST /unload         ModelCall          -> R frame, nil
     POST /count_tokens   ModelCall          -> R frame, an integer
     GET  /health                            -> BackendHealth as JSON, always 200
+    GET  /offers                            -> Offers as JSON
     GET  /metrics                           -> Prometheus text
 
 Bodies are msgpack (`backends.codec`). An error of the backend is an X frame under status 200, before or
@@ -116,6 +117,9 @@ def create_runner_app(
     async def health(exchange: _Exchange, _: bytes) -> None:
         await exchange.whole(_JSON, msgspec.json.encode(await the().health()))
 
+    async def offers(exchange: _Exchange, _: bytes) -> None:
+        await exchange.whole(_JSON, msgspec.json.encode(await the().offers()))
+
     async def metrics(exchange: _Exchange, _: bytes) -> None:
         text = metrics_text(the().kind, await the().health()) + (extra_metrics() if extra_metrics else "")
         await exchange.whole(_TEXT, text.encode() + await the().metrics())
@@ -142,6 +146,7 @@ def create_runner_app(
             post("/unload", codec.decode_call, unload),
             post("/count_tokens", codec.decode_count, count_tokens),
             get("/health", health),
+            get("/offers", offers),
             get("/metrics", metrics),
         ],
         lifespan=lifespan,

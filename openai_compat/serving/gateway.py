@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from backends.base import Backend
 from backends.errors import (
@@ -16,12 +17,16 @@ from backends.errors import (
 )
 from backends.types import Feature
 from models.card import Capability, ModelCard, RemoteSource
-from models.catalogue import Catalogue
+from models.catalogue import Catalogue, remote_card
+from models.errors import UnknownModel
 from openai_compat.admission import Admission
 from openai_compat.config import WireConfig
 from openai_compat.errors import ValidationFailed
 from openai_compat.metrics import Metrics
 from openai_compat.serving.health import HealthCache
+
+ANY_NAME: Final = "litellm"
+"""The backend whose models need no card: their provider knows them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +54,27 @@ class Gateway:
     """One per runner that has metrics of its own."""
 
     def resolve(self, model: str, backend: str | None) -> Target:
-        """The named backend decides; else the card's own; else any other backend the card has a source for.
+        """The named backend decides; else the card's own; else any other backend the card has a source for. A name
+        without a card goes to the backend that takes any, where it is the named or the default one.
 
         Raises: BackendNotAvailable, UnknownModel.
         """
         if backend is not None:
             self.backend(backend)
-        card = self.catalogue.resolve(model)
+        try:
+            card = self.catalogue.resolve(model)
+        except UnknownModel:
+            asked = backend or self.config.default_backend
+            if asked != ANY_NAME or asked not in self.backends:
+                raise
+            card = remote_card(model, ANY_NAME)
         kind = self._kind_for(card, backend)
+        return Target(card, kind, self.backends[kind])
+
+    def described(self, name: str) -> Target:
+        """The target of a name that the catalogue itself knows. Raises: BackendNotAvailable, UnknownModel."""
+        card = self.catalogue.resolve(name)
+        kind = self._kind_for(card, None)
         return Target(card, kind, self.backends[kind])
 
     def resolve_default(self, backend: str | None) -> Target:

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from backends.errors import BackendNotAvailable, BackendTimeout
-from backends.types import BackendHealth, LoadProgress
+from backends.types import BackendHealth, LoadProgress, ModelStatus
 from models.card import ModelCard
 from openai_compat import sse
 from openai_compat.errors import error_row, is_internal
@@ -48,7 +48,7 @@ async def list_models(gateway: Gateway, backend: str | None) -> list[dict[str, A
 
 async def one_model(gateway: Gateway, name: str) -> dict[str, Any]:
     """The list's entry of the model with this id or alias. Raises: UnknownModel, BackendNotAvailable."""
-    target = gateway.resolve(name, None)
+    target = gateway.described(name)
     return _entry(target.card, target.kind, await gateway.health.all())
 
 
@@ -61,13 +61,22 @@ def _entry(card: ModelCard, kind: str, health: dict[str, BackendHealth]) -> dict
         "created": card.created,
         "owned_by": card.owned_by,
         "backend": kind,
-        "loaded": status is not None and status.state == "loaded",
+        "loaded": _is_loaded(card, kind, health[kind], status),
         "context_length": context_length or card.context_length,
         "capabilities": list(card.capabilities),
     }
     if card.aliases:
         entry["aliases"] = list(card.aliases)
+    if card.price is not None:
+        entry["price"] = {"unit": "USD per million tokens", **card.price.model_dump()}
     return entry
+
+
+def _is_loaded(card: ModelCard, kind: str, health: BackendHealth, status: ModelStatus | None) -> bool:
+    """A cloud's model counts as loaded: its backend says so of the cards, and offers no other without a key."""
+    if status is not None:
+        return status.state == "loaded"
+    return kind == REMOTE_ONLY and health.healthy and card.backends == (REMOTE_ONLY,)
 
 
 def control_target(gateway: Gateway, asked: ModelRequest) -> Target:

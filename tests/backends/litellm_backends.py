@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -51,7 +52,7 @@ def a_card(card_id: str, remote: str, **fields: Any) -> ModelCard:
 async def a_backend(
     *cards: ModelCard, patience: Patience = QUICK, **options: Any
 ) -> AsyncIterator[LiteLLMBackend]:
-    backend = LiteLLMBackend(Catalogue(cards), patience, **options)
+    backend = LiteLLMBackend(Catalogue(cards), os.environ, patience, **options)
     await backend.start()
     try:
         yield backend
