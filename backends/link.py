@@ -288,10 +288,18 @@ class Link(Generic[E]):
         self._idle: list[Exchange] = []
 
     async def send(
-        self, method: str, path: str, body: bytes, *, accept_timeout_s: float | None, headers: bytes = b""
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        *,
+        accept_timeout_s: float | None,
+        headers: bytes = b"",
+        began: Callable[[E], None] | None = None,
     ) -> E:
         """Send a request and wait until it is accepted: the response's head is there. The caller closes the
         exchange. `headers`: more of them, each with its line break. `accept_timeout_s`: None waits for ever.
+        `began` is given the exchange as soon as the request is on it, for whoever may have to `fail` it.
 
         A kept-alive connection that turns out to be closed before any of the head came is replaced once by
         a new one.
@@ -306,6 +314,8 @@ class Link(Generic[E]):
             timer = accept_timeout_s and loop.call_later(accept_timeout_s, exchange.fail, TimeoutError())
             try:
                 exchange.begin(self._head(method, path) + b"%d\r\n%b\r\n" % (len(body), headers) + body)
+                if began is not None:
+                    began(exchange)
                 await exchange.head()
                 return exchange
             except PeerGone:

@@ -106,19 +106,13 @@ class Answer:
             if chunk.usage is not None:
                 choice.counts = chunk.usage
             message = part.delta or part.message
-            if (
-                self._is_plain
-                and message is not None
-                and message.content
-                and part.finish_reason is None
-                and message.tool_calls is None
-                and message.reasoning is None
-                and message.reasoning_content is None
-            ):
+            if self._is_plain and part.finish_reason is None:
                 # Nearly every chunk of a stream.
-                choice.num_tokens += 1
-                out.append(TextDelta(choice.first, message.content))
-                continue
+                text = part.text if message is None else _only_text(message)
+                if text:
+                    choice.num_tokens += 1
+                    out.append(TextDelta(choice.first, text))
+                    continue
             self._take(choice, part, message, out)
 
     def _begin(self, chunk: Chunk, out: EventBatch) -> None:
@@ -342,6 +336,17 @@ class _Call:
         self.announced = True
         self.id = self.id or f"call_{secrets.token_hex(12)}"
         return self._held, self.id, function.name
+
+
+def _only_text(message: Message) -> str | None:
+    """The text of a message that has nothing else."""
+    if (
+        message.tool_calls is not None
+        or message.reasoning is not None
+        or message.reasoning_content is not None
+    ):
+        return None
+    return message.content
 
 
 def _estimate(prompt: Prompt) -> int:

@@ -72,8 +72,8 @@ _TEMPLATE = re.compile(
 _GRAMMAR = re.compile(r"grammar|schema|regex|structured.?output|guided|xgrammar|outlines|ebnf", re.I)
 _VOCABULARY = re.compile(r"vocab|token.?ids?\b", re.I)
 _UNSUPPORTED = re.compile(
-    r"not (currently |yet )?support|unsupport|unrecogni[sz]ed|not permitted|extra_forbidden|unknown (field|parameter|argument|name)"
-    r"|unexpected keyword|not allowed|not implemented",
+    r"not (currently |yet )?support|unsupport|unrecogni[sz]ed|not permitted|extra_forbidden"
+    r"|unknown (field|parameter|argument|name)|unexpected keyword|not allowed|not implemented",
     re.I,
 )
 _GRAMMAR_PARAMS: Final = ("response_format", "structured_outputs", "grammar")

@@ -43,7 +43,9 @@ from backends.types import (
     TextPrompt,
 )
 from backends.vllm.balancer import Balancer
-from backends.vllm.upstream import ServedModel, Unreached, Upstream
+from backends.vllm.listing import ServedModel
+from backends.vllm.transport import Unreached
+from backends.vllm.upstream import Upstream
 from models.card import HubSource, ModelCard, RemoteSource
 from models.errors import ModelError
 
@@ -56,6 +58,8 @@ POLL_S: Final = 10.0
 """Between two looks at a server that is well."""
 RETRY_S: Final = 1.0
 """Between two looks at one that is not."""
+LOOK_TIMEOUT_S: Final = 5.0
+"""A server under load answers late; it is not to be taken for dead."""
 KEY_CHARS: Final = 2048
 """Of each text, what tells conversations apart."""
 KEY_MESSAGES: Final = 8
@@ -251,7 +255,7 @@ class RemoteBackend(Backend):
 
     async def _look(self, index: int) -> None:
         server = self._servers[index]
-        ailment = await server.upstream.ailment()
+        ailment = await server.upstream.ailment(timeout_s=LOOK_TIMEOUT_S)
         if ailment is None:
             try:
                 server.served = {model.id: model for model in await server.upstream.models()}

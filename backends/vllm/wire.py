@@ -65,10 +65,19 @@ class Plan:
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidParameter(f"The request holds a value that cannot be passed on: {error}") from None
 
-    def with_max_tokens(self, limit: int) -> Plan:
-        """The same call with a smaller limit."""
-        name = "max_completion_tokens" if "max_completion_tokens" in self.body else "max_tokens"
-        return replace(self, body={**self.body, name: limit})
+    @property
+    def limit(self) -> int | None:
+        """The most tokens of a choice, as the server is told."""
+        limit: int | None = self.body.get(self._limit_name)
+        return limit
+
+    def with_limit(self, limit: int) -> Plan:
+        """The same call with a smaller one."""
+        return replace(self, body={**self.body, self._limit_name: limit})
+
+    @property
+    def _limit_name(self) -> str:
+        return "max_completion_tokens" if "max_completion_tokens" in self.body else "max_tokens"
 
 
 def plan_of(

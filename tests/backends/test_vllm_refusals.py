@@ -24,7 +24,8 @@ from backends.errors import (
     UpstreamRateLimited,
 )
 from backends.vllm.refusals import error_of, read_refusal
-from backends.vllm.upstream import Unreached, Upstream
+from backends.vllm.transport import Unreached
+from backends.vllm.upstream import Upstream
 from models.errors import ModelError, UnknownModel
 from tests.backends.contract import CHAT, request
 from tests.backends.openai_upstream import (

@@ -25,8 +25,10 @@ from backends.types import (
     ToolCallDelta,
     Usage,
 )
+from backends.vllm import reading, transport
 from backends.vllm import upstream as upstream_module
-from backends.vllm.upstream import ServedModel, Upstream
+from backends.vllm.listing import ServedModel
+from backends.vllm.upstream import Upstream
 from tests.backends.contract import CHAT, endings_of, finished_of, logprobs_of, request, text_of
 from tests.backends.openai_upstream import (
     DONE,
@@ -358,6 +360,24 @@ async def test_an_abort_closes_the_connection_and_ends_the_generator_with_an_err
         await server.completions[0].closed.wait()
 
 
+@pytest.mark.parametrize("end", ["abort", "aclose"])
+async def test_a_call_that_has_no_answer_yet_is_ended_too(
+    server: OpenAIUpstream, upstream: Upstream, end: str
+):
+    await upstream.models()
+    server.answers(Script([Hang()], framing="raw"))
+    wanted = chat()
+    task = asyncio.create_task(events_of(upstream, wanted))
+    while not server.completions:  # noqa: ASYNC110 - it arrives in another task
+        await asyncio.sleep(0)
+    await (upstream.abort(wanted.request_id) if end == "abort" else upstream.aclose())
+
+    with pytest.raises(BackendFailed, match="aborted"):
+        await task
+    async with asyncio.timeout(2):
+        await server.completions[0].closed.wait()
+
+
 async def test_aclose_ends_what_runs_and_refuses_what_comes(server: OpenAIUpstream, upstream: Upstream):
     server.answers(Script([text("a"), Hang()]))
     generator = upstream.generate(streamed(), served_name="m")
@@ -442,7 +462,7 @@ async def test_a_usage_after_the_end_mark_counts(server: OpenAIUpstream, upstrea
 async def test_a_usage_that_never_comes_is_counted_and_marked(
     server: OpenAIUpstream, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(upstream_module, "USAGE_WAIT_S", 0.01)
+    monkeypatch.setattr(reading, "USAGE_WAIT_S", 0.01)
     script = Script([text("a"), text("b"), finish(), DONE, Hang()])
     used = finished_of(await answer(server, upstream, streamed(), script)).usage
 
@@ -872,7 +892,7 @@ async def test_a_document_where_a_stream_was_asked_for_is_read(server: OpenAIUps
 async def test_an_answer_beyond_the_limit_is_not_read(
     server: OpenAIUpstream, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(upstream_module, "MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(transport, "MAX_ANSWER_BYTES", 1000)
 
     with pytest.raises(UpstreamError, match="longer than 1000 bytes"):
         await answer(server, upstream, chat(), whole("a" * 2000))
@@ -1055,3 +1075,37 @@ async def test_an_answer_that_does_not_fit_behind_its_prompt_is_asked_for_again_
 
     assert endings_of(events)[0].finish_reason == "length"
     assert server.completions[1].body["max_tokens"] == 600
+
+
+async def test_a_list_of_prompts_of_which_one_leaves_little_room_is_answered_one_by_one(
+    server: OpenAIUpstream, upstream: Upstream
+):
+    message = (
+        "This model's maximum context length is 1000 tokens. However, you requested 996 output tokens and your "
+        "prompt contains 7 input tokens, for a total of 1003 tokens."
+    )
+    choice = {"index": 0, "finish_reason": "length"}
+    server.answers(
+        refused(400, message),
+        document({"choices": [{**choice, "text": "a"}], "usage": counts(7, 1)}),
+        refused(400, message),
+        document({"choices": [{**choice, "text": "b"}], "usage": counts(7, 2)}),
+    )
+    wanted = request("card", [TextPrompt(text="x"), TextPrompt(text="y")], n=2, max_tokens=996)
+    events = await events_of(upstream, wanted)
+
+    assert [text_of(events, i) for i in range(4)] == ["a", "a", "b", "b"]
+    assert finished_of(events).usage == Usage(14, 6)
+    assert [type(e) for e in events].count(Started) == 1
+    assert [one.body["max_tokens"] for one in server.completions] == [996, 996, 996, 993]
+
+
+async def test_a_limit_beyond_the_context_that_the_server_names_is_lowered(
+    server: OpenAIUpstream, upstream: Upstream
+):
+    server.models = None
+    message = "max_tokens=5000 cannot be greater than max_model_len=1000. Please request fewer output tokens."
+    server.answers(refused(400, message, param="max_tokens"), whole("a", "length"))
+    await events_of(upstream, chat(max_tokens=5000))
+
+    assert server.completions[1].body["max_tokens"] == 993
