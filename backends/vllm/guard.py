@@ -39,7 +39,7 @@ def _end_when_left(folder: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _others() -> list:
+def _others() -> "list[int]":
     """The living processes of this group but this one and the trackers."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
