@@ -38,8 +38,9 @@ def check_can_serve(
         if kind == "vllm" and args.vllm.python is not None:
             check_interpreter(args.vllm.python, package)
         elif importlib.util.find_spec(package) is None:
+            elsewhere = ", or name an interpreter that has it: vllm.python" if kind == "vllm" else ""
             raise SettingsError(
-                f"the backend {kind!r} needs the package {package!r}; install requirements/{kind}.txt"
+                f"the backend {kind!r} needs the package {package!r}; install requirements/{kind}.txt{elsewhere}"
             )
 
 

@@ -27,6 +27,8 @@ TRACKER = b"multiprocessing.resource_tracker"
 def _end_when_left(folder: str) -> None:
     while os.read(0, 4096):
         pass
+    if not Path("/proc/self/stat").exists():
+        os.killpg(os.getpgrp(), signal.SIGKILL)
     for _ in range(50):
         victims = _others()
         for pid in victims:

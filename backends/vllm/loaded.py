@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
@@ -19,6 +20,8 @@ log = logging.getLogger("llm.vllm")
 
 NOTICE_S: Final = 1.0
 """A connection breaks before the death behind it is noticed; how long a request waits to learn of it."""
+METRICS_TIMEOUT_S: Final = 0.4
+"""Less than the gateway grants the runner: one engine that hangs costs its own metrics only."""
 MAX_METRICS_BYTES: Final = 1 << 20
 _OURS: Final = b"vllm:"
 """Of the server's metrics those of vLLM itself; `process_…` and `python_…` have no label that tells models apart."""
@@ -121,7 +124,11 @@ class VLLMModel(LoadedModel):
 
     @override
     async def metrics(self) -> bytes:
-        return own_metrics(await self._upstream.metrics())
+        try:
+            async with asyncio.timeout(METRICS_TIMEOUT_S):
+                return own_metrics(await self._upstream.metrics())
+        except TimeoutError:
+            return b""
 
     @override
     async def aclose(self) -> None:

@@ -12,6 +12,7 @@ On a CPU a model takes its weights, a KV cache of `kv_cache_space_gib`, and what
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import tempfile
@@ -68,6 +69,7 @@ class VLLMLoader(ModelLoader):
             wanted = self._options.environment.get("CUDA_VISIBLE_DEVICES")
             gpus = () if self._options.device == "cpu" else visible_gpus(wanted)
         self._gpus = tuple(gpus)
+        self._starting = asyncio.Lock()
         self.device: Device = self._options.device or ("gpu" if self._gpus else "cpu")
         self.budget_bytes = self._options.memory_budget_bytes or self._own_budget()
         """Of each GPU, or of main memory. None: a GPU that cannot be asked; vLLM then refuses what does not fit."""
@@ -125,8 +127,10 @@ class VLLMLoader(ModelLoader):
                 f"{budget / GIB:.2f} GiB are for models",
                 param="model",
             )
-        on_progress(LoadProgress("loading", 0, facts.weights_bytes))
-        return await self._serve(card, model, facts, size)
+        # vLLM measures what is free while it starts, and gives up when another process changes that meanwhile.
+        async with self._starting if self.device == "gpu" else contextlib.nullcontext():
+            on_progress(LoadProgress("loading", 0, facts.weights_bytes))
+            return await self._serve(card, model, facts, size)
 
     async def _fetch(self, card: ModelCard, on_progress: Callable[[LoadProgress], None]) -> Path:
         stopped = threading.Event()
