@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 
 from backends.errors import UpstreamError
 from backends.vllm.dialect import GENERIC, Dialect, dialect_of
 from models import names
+from models.card import Capability
 
 MAX_MODELS: Final = 1000
 """Models of one server that are looked at."""
+CAPABILITIES: Final[tuple[Capability, ...]] = get_args(Capability)
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """A model as its server lists it. `context_length`: tokens (`max_model_len`), None where it does not say."""
+    """A model as its server lists it. `context_length`: tokens (`max_model_len`); None, as for `capabilities`, where it
+    does not say."""
 
     id: str
     context_length: int | None = None
+    capabilities: tuple[Capability, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +47,20 @@ class Listing:
         for entry in entries:
             name = entry.get("id")
             if isinstance(name, str) and names.is_safe(name) and not name.startswith("/"):
-                served[name] = ServedModel(name, _context_length(entry))
+                served[name] = ServedModel(name, _context_length(entry), _capabilities(entry))
         return cls(
             tuple(served.values()),
             dialect_of(entries[0]) if entries else GENERIC,
             {model.id: model.context_length for model in served.values() if model.context_length},
         )
+
+
+def _capabilities(entry: Mapping[str, Any]) -> tuple[Capability, ...] | None:
+    """What another instance of this service says of a model; of others nothing is known."""
+    said = entry.get("capabilities")
+    if not isinstance(said, list):
+        return None
+    return tuple(capability for capability in CAPABILITIES if capability in said) or None
 
 
 def _context_length(entry: Mapping[str, Any]) -> int | None:

@@ -220,12 +220,11 @@ class RemoteBackend(Backend):
     def _status(self, card: ModelCard) -> ModelStatus:
         name = self._served_name(card)
         listings = [server.served[name] for server in self._servers if name in server.served]
-        lengths = [model.context_length for model in listings if model.context_length is not None]
         is_listed = bool(listings) or not any(server.served for server in self._servers)
         return ModelStatus(
             id=card.id,
             state="loaded" if is_listed else "failed",
-            context_length=min(lengths, default=None),
+            context_length=_smallest_context(listings),
             message=None if is_listed else "No server lists it",
             running=self._running[card.id],
         )
@@ -281,17 +280,19 @@ class RemoteBackend(Backend):
             self._catalogue.offer("vllm", offered)
 
     def _card(self, name: str) -> ModelCard:
-        lengths = [
-            length
-            for server in self._servers
-            if name in server.served and (length := server.served[name].context_length) is not None
-        ]
+        listings = [server.served[name] for server in self._servers if name in server.served]
+        capabilities = next((model.capabilities for model in listings if model.capabilities), None)
         return ModelCard(
             id=name,
             backend="vllm",
             sources={"vllm": RemoteSource(name=name)},
-            context_length=min(lengths, default=None),
+            context_length=_smallest_context(listings),
+            **({} if capabilities is None else {"capabilities": capabilities}),
         )
+
+
+def _smallest_context(listings: Sequence[ServedModel]) -> int | None:
+    return min((model.context_length for model in listings if model.context_length is not None), default=None)
 
 
 def conversation_key(request: GenerationRequest) -> bytes:

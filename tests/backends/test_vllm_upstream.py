@@ -920,7 +920,7 @@ async def test_a_silence_is_waited_for(server: OpenAIUpstream, upstream: Upstrea
 async def test_the_models_are_those_that_can_be_named(server: OpenAIUpstream, upstream: Upstream):
     server.models = [
         {"id": "Qwen/Qwen3", "max_model_len": 4096},
-        {"id": "ours", "context_length": 77},
+        {"id": "ours", "context_length": 77, "capabilities": ["embeddings", "sorcery"]},
         {"id": "llama", "meta": {"n_ctx": 512}},
         {"id": "plain", "max_model_len": None},
         *({"id": name} for name in ("../x", "", 7, "a\x00b", "x" * 300, "/etc/passwd")),
@@ -930,7 +930,7 @@ async def test_the_models_are_those_that_can_be_named(server: OpenAIUpstream, up
 
     assert await upstream.models() == [
         ServedModel("Qwen/Qwen3", 4096),
-        ServedModel("ours", 77),
+        ServedModel("ours", 77, ("embeddings",)),
         ServedModel("llama", 512),
         ServedModel("plain"),
         ServedModel("odd"),
