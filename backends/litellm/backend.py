@@ -80,7 +80,6 @@ class LiteLLMBackend(Backend):
         self._pool = transport.Pool(self._sdk)
         self._road = Road(
             sdk=self._sdk,
-            session=self._pool.session,
             internal=sdk.internal_calls(),
             translator=Translator(providers.secrets_in(self._environ)),
             cooldowns=self._cooldowns,

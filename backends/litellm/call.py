@@ -39,7 +39,6 @@ class Road:
     """What all calls of a process share."""
 
     sdk: Any
-    session: Any
     internal: Any
     translator: Translator
     cooldowns: waits.Cooldowns
@@ -148,7 +147,6 @@ class Call:
                 timeout=self._road.patience.request_timeout_s,
                 max_retries=0,
                 num_retries=0,
-                shared_session=self._road.session,
                 **arguments,
             )
         )

@@ -98,6 +98,12 @@ _STATUS_OF_CODE: Final[Mapping[str, int]] = {
 }
 """What an error inside a stream would have been before it: its status is a 200."""
 
+_STATUS_OF_WORDS: Final = (
+    (re.compile(r"\boverloaded\b", re.IGNORECASE), 529),
+    (re.compile(r"\brate limit", re.IGNORECASE), 429),
+)
+"""LiteLLM drops the type of an error in Anthropic's streams; its message is all there is."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Said:
@@ -281,11 +287,12 @@ def _status(exc: BaseException, said: _Said, connection: Connection) -> int | No
     for code in (said.code, said.type):
         if code in _STATUS_OF_CODE:
             return _STATUS_OF_CODE[code]
-    if connection.response is None:
-        # Roads that do not go through our pool. A 500 there may be LiteLLM's own invention.
-        status = getattr(exc, "status_code", None)
-        if isinstance(status, int) and status >= 400 and status != 500 and _was_answered(exc):
-            return status
+    if connection.response is not None:
+        return next((status for words, status in _STATUS_OF_WORDS if words.search(said.message)), None)
+    # Roads that do not go through our pool. A 500 there may be LiteLLM's own invention.
+    status = getattr(exc, "status_code", None)
+    if isinstance(status, int) and status >= 400 and status != 500 and _was_answered(exc):
+        return status
     return None
 
 

@@ -13,19 +13,22 @@ def offered_models(sdk: Any, providers: Iterable[str]) -> Iterator[OfferedModel]
     """One per name, in the providers' order. Without patterns (`ft:…`, `…/*`) and what is no language model."""
     seen: set[str] = set()
     for provider in providers:
-        for name in sdk.utils.bundled_provider_models(provider):
+        for name in sorted(sdk.utils.bundled_provider_models(provider)):
             info = sdk.model_cost.get(name)
             if name in seen or info is None or "*" in name or name.startswith("ft:"):
                 continue
             seen.add(name)
             capabilities = capabilities_of(info)
-            if capabilities:
+            context_length = count_of(info.get("max_input_tokens") or info.get("max_tokens"))
+            price = _price(info)
+            # The map also holds prices of what is no model, such as a container; those have neither.
+            if capabilities and (context_length is not None or price is not None):
                 yield OfferedModel(
                     id=name,
-                    context_length=count_of(info.get("max_input_tokens") or info.get("max_tokens")),
+                    context_length=context_length,
                     capabilities=capabilities,
                     owned_by=provider,
-                    price=_price(info),
+                    price=price,
                 )
 
 

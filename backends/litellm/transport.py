@@ -18,30 +18,44 @@ KEEP_ALIVE_S: Final = 30.0
 
 
 class Pool:
-    """The connections of this process. LiteLLM takes them by two roads: a session that a call hands over, and, where it
-    uses OpenAI's SDK, a client that all calls share; without that one it makes a client per text completion."""
+    """The connections of this process.
+
+    LiteLLM makes a session per provider, and more beside, and closes them when its own cache thinks so. Here every
+    client that it makes is made around one session of ours; where it uses OpenAI's SDK it takes a client from a global,
+    without which it would make one per text completion.
+    """
 
     def __init__(self, litellm: Any) -> None:
-        """To be made in the event loop that uses it. One pool at a time: LiteLLM keeps the client in a global."""
+        """To be made in the event loop that uses it. One at a time: LiteLLM keeps all of this in globals."""
         self._litellm = litellm
-        self.session = _open_session()
-        handler = importlib.import_module("litellm.llms.custom_httpx.http_handler")
-        aiohttp_transport = importlib.import_module("litellm.llms.custom_httpx.aiohttp_transport")
-        httpx = importlib.import_module("httpx")
-        self._client = httpx.AsyncClient(
-            transport=aiohttp_transport.LiteLLMAiohttpTransport(client=self.session, owns_session=False),
-            cookies=handler.blocked_cookie_jar(),
+        self._session = _open_session()
+        handlers = importlib.import_module("litellm.llms.custom_httpx.http_handler")
+        self._handler = handlers.AsyncHTTPHandler
+        self._own = self._handler.create_aiohttp_transport
+        self._handler.create_aiohttp_transport = staticmethod(self._transport)
+        self._client = importlib.import_module("httpx").AsyncClient(
+            transport=self._transport(),
+            cookies=handlers.blocked_cookie_jar(),
             timeout=None,  # each call brings its own
         )
         litellm.aclient_session = self._client
+        self._forget_clients()
+
+    def _transport(self, **options: Any) -> Any:
+        return self._own(**{**options, "shared_session": self._session})
+
+    def _forget_clients(self) -> None:
+        """What was made around another session must not outlive it."""
+        self._litellm.in_memory_llm_clients_cache.flush_cache()
+        vars(self._litellm).pop("module_level_aclient", None)
 
     async def aclose(self) -> None:
         if self._litellm.aclient_session is self._client:
             self._litellm.aclient_session = None
-            # What it built around this client must not outlive it.
-            self._litellm.in_memory_llm_clients_cache.flush_cache()
+            self._handler.create_aiohttp_transport = staticmethod(self._own)
+            self._forget_clients()
         await self._client.aclose()
-        await self.session.close()
+        await self._session.close()
 
 
 class Connection:

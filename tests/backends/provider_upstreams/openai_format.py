@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,11 @@ CREATED = 1_760_000_000
 
 def split(text: str) -> list[str]:
     return _TOKEN.findall(text)
+
+
+def json_text(document: object) -> str:
+    """As a provider writes it that does not escape what is not ASCII."""
+    return json.dumps(document, ensure_ascii=False)
 
 
 def error(message: str, *, kind: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
