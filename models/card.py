@@ -26,6 +26,9 @@ Capability = Literal["chat", "completion", "embeddings", "rerank", "vision", "to
 """What a model can be asked for. `vision`: image parts; `tools`: tool calls; `reasoning`: separate reasoning
 text."""
 
+FallbackReason = Literal["unavailable", "overloaded", "context_length"]
+FALLBACK_REASONS: Final[tuple[FallbackReason, ...]] = get_args(FallbackReason)
+
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(
@@ -240,6 +243,13 @@ class ModelCard(_Frozen):
     """Seconds after the end of its last request before it is unloaded; null keeps it."""
     price: Price | None = None
     """What a cloud takes for it; null takes LiteLLM's own list. Shown in lists, and the cost of an answer."""
+    max_price: Price | None = None
+    """The most that a cloud may take for it: above, or where the price is not known, it counts as unavailable. null is
+    no limit."""
+    fallbacks: Annotated[tuple[_Name, ...], Field(max_length=8)] = ()
+    """Up to 8 models, by id or alias, that serve a request this one cannot, in this order. Theirs are not followed."""
+    when: Annotated[tuple[FallbackReason, ...], Field(min_length=1)] = FALLBACK_REASONS
+    """What lets a request go on to them: the model is down or too slow, takes no more, or has too small a context."""
     created: Annotated[int, Field(ge=0), _NUMBER] = 0
     """Unix seconds shown in lists."""
     owned_by: str = Field(default="llm-inference", min_length=1, max_length=128)
@@ -264,7 +274,7 @@ class ModelCard(_Frozen):
                 return {**data, "backend": next(iter(sources))}
         return data
 
-    @field_validator("id", "aliases")
+    @field_validator("id", "aliases", "fallbacks")
     @classmethod
     def _are_names(cls, value: Any) -> Any:
         for name in (value,) if isinstance(value, str) else value:
@@ -285,6 +295,13 @@ class ModelCard(_Frozen):
                 raise ValueError("sources.llamacpp needs 'file', the GGUF inside the repository")
         if self.preload and not self.autoload:
             raise ValueError("preload needs autoload")
+        for name in self.fallbacks:
+            if name in (self.id, *self.aliases):
+                raise ValueError(f"fallbacks name the model itself, as {name!r}")
+        if len(set(self.fallbacks)) < len(self.fallbacks):
+            raise ValueError("fallbacks name a model twice")
+        if "when" in self.model_fields_set and not self.fallbacks:
+            raise ValueError("when needs fallbacks")
         return self
 
 

@@ -110,6 +110,12 @@ def test_whole_numbers_are_accepted_where_fractions_are() -> None:
         {"sources": {}},
         {"autoloads": True},
         {"created": -1},
+        {"fallbacks": ["../x"]},
+        {"fallbacks": [f"other{i}" for i in range(9)]},
+        {"fallbacks": ["other"], "when": []},
+        {"fallbacks": ["other"], "when": ["tired"]},
+        {"max_price": {"prompt": 1}},
+        {"max_price": {"prompt": -1, "completion": 1}},
     ],
 )
 def test_impossible_options_are_refused(fields: dict[str, object]) -> None:
@@ -118,3 +124,26 @@ def test_impossible_options_are_refused(fields: dict[str, object]) -> None:
 
 def test_cards_can_stand_in_a_set() -> None:
     assert len({card(), card(), card(id="other")}) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"fallbacks": ["other", "other"]}, "twice"),
+        ({"fallbacks": ["again"], "aliases": ["again"]}, "the model itself"),
+        ({"when": ["overloaded"]}, "when needs fallbacks"),
+    ],
+)
+def test_fallbacks_that_make_no_sense_are_refused_with_the_reason(
+    fields: dict[str, object], words: str
+) -> None:
+    assert words in problems(**fields)
+
+
+def test_fallbacks_help_against_everything_they_can_unless_the_card_says_when() -> None:
+    assert card(fallbacks=["other"]).when == ("unavailable", "overloaded", "context_length")
+    assert card(fallbacks=["other"], when=["overloaded"]).when == ("overloaded",)
+
+
+def test_a_fallback_is_named_as_a_model_is_asked_for() -> None:
+    assert card(fallbacks=["openai/gpt-4o", "caf\u0065\u0301"]).fallbacks == ("openai/gpt-4o", "caf\u00e9")
