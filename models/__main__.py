@@ -3,6 +3,7 @@
     list   [--backend KIND] [--json]     every model, and the files that cannot be served, with why
     show   NAME [--json]                 one model's card and what its file says
     pull   NAME [--backend KIND]         fetch it now instead of at its first request
+    convert NAME [--output FILE]         a folder of BERT weights (a model's, or any) to the GGUF that llama.cpp reads
     verify [NAME ...] [--json]           files, headers and checksums; of all models by default
     schema                               the catalogue file's JSON schema
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -22,6 +24,7 @@ from typing import Any, TextIO
 
 from models.card import BACKEND_KINDS, FileSource, HubSource, ModelCard, PackageSource
 from models.catalogue import Catalogue, CatalogueError, schema_text
+from models.convert import convert, is_convertible
 from models.errors import ModelError
 from models.gguf import GgufHeader, read_header
 from models.sources import local_path, materialise, verify_checksum
@@ -76,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SettingsError, CatalogueError) as error:
         _complain(str(error))
         return 2
-    commands = {"list": _list, "show": _show, "pull": _pull, "verify": _verify}
+    commands = {"list": _list, "show": _show, "pull": _pull, "convert": _convert, "verify": _verify}
     try:
         return commands[options.command](catalogue, options)
     except ModelError as error:
@@ -93,6 +96,11 @@ def _parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="every model")
     show = commands.add_parser("show", help="one model's card and file")
     pull = commands.add_parser("pull", help="fetch a model now")
+    convert = commands.add_parser("convert", help="make the GGUF of a folder of weights now")
+    convert.add_argument(
+        "name", help="id or alias of a model whose source is such a folder, or the folder itself"
+    )
+    convert.add_argument("--output", type=Path, help="write it there too, besides the cache")
     verify = commands.add_parser("verify", help="check files, headers and checksums")
     commands.add_parser("schema", help="the catalogue file's JSON schema")
     for command in (show, pull):
@@ -100,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("names", nargs="*", metavar="name", help="all models without one")
     for command in (listing, pull):
         command.add_argument("--backend", choices=BACKEND_KINDS, help="only (or for) this backend")
-    for command in (listing, show, pull, verify):
+    for command in (listing, show, pull, convert, verify):
         command.add_argument("--json", action="store_true", help="machine-readable output")
     return parser
 
@@ -160,6 +168,30 @@ def _pull(catalogue: Catalogue, options: argparse.Namespace) -> int:
         read_header(path)
     if options.json:
         _print_json({"id": card.id, "backend": kind, "path": str(path)})
+    else:
+        print(path)
+    return 0
+
+
+def _convert(catalogue: Catalogue, options: argparse.Namespace) -> int:
+    folder = Path(options.name)
+    bar = ProgressBar(options.name, sys.stderr)
+    try:
+        if is_convertible(folder):
+            path = convert(folder, on_progress=bar)
+        else:
+            path = materialise(catalogue.resolve(options.name), "llamacpp", on_progress=bar)
+    finally:
+        bar.close()
+    if options.output is not None:
+        try:
+            shutil.copyfile(path, options.output)
+        except OSError as error:
+            _complain(f"{options.output} cannot be written: {(error.strerror or str(error)).lower()}")
+            return 1
+        path = options.output
+    if options.json:
+        _print_json({"name": options.name, "path": str(path)})
     else:
         print(path)
     return 0

@@ -14,6 +14,8 @@ import pytest
 
 from models.__main__ import ProgressBar, main
 from models.catalogue import schema_text
+from models.gguf import read_header
+from tests.models.bert_folder import bert_folder
 from tests.models.gguf_files import write_gguf
 
 
@@ -201,3 +203,33 @@ def test_an_unknown_total_shows_only_what_arrived() -> None:
     ProgressBar("m", out)(512, 0)
 
     assert out.getvalue() == "m 0% 512 B\n"
+
+
+def test_convert_makes_the_gguf_of_a_folder_and_tells_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("gguf", reason="the converter's package is not installed")
+    monkeypatch.setattr("models.convert._default_cache", lambda: tmp_path / "cache")
+    source = bert_folder(tmp_path / "bert")
+
+    assert main(["convert", str(source), "--output", str(tmp_path / "bert.gguf"), "--json"]) == 0
+
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == {"name": str(source), "path": str(tmp_path / "bert.gguf")}
+    assert read_header(tmp_path / "bert.gguf").has_pooling
+
+
+def test_convert_gives_the_file_of_a_model_that_needs_no_conversion(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["convert", "mine"]) == 0
+
+    assert capsys.readouterr().out.strip() == str(folder / "whole.gguf")
+
+
+def test_convert_fails_in_one_line_where_it_may_not_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["convert", "mine", "--output", str(tmp_path / "no" / "such" / "folder")]) == 1
+
+    assert "cannot be written" in capsys.readouterr().err.splitlines()[-1]
