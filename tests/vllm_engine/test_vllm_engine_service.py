@@ -20,7 +20,6 @@ from tests.conformance.conftest import Instance
 from tests.vllm_engine.conftest import CARD_ARGS
 
 MODEL = "tiny"
-SHM = Path("/dev/shm")  # noqa: S108 - looked at, not written
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +107,16 @@ def is_alive(process: psutil.Process) -> bool:
     return False
 
 
+def shared_memory_of(processes: list[psutil.Process]) -> set[Path]:
+    """Their queues: files that would outlive them."""
+    return {
+        Path(mapped.path)
+        for process in processes
+        for mapped in process.memory_maps()
+        if mapped.path.startswith("/dev/shm/psm_")  # noqa: S108 - looked at, not written
+    }
+
+
 def control(http: httpx.Client, what: str, model: str = MODEL) -> httpx.Response:
     return http.post(f"/v1/models/{what}", json={"model": model, "backend": "vllm"})
 
@@ -146,7 +155,7 @@ def test_what_cannot_be_served_is_answered_with_the_reason_in_one_sentence(
     answer = control(http, "load", model)
 
     assert answer.status_code == status, answer.text
-    message = answer.json()["detail"]
+    message = answer.json()["error"]["message"]
     assert words in message.lower()
     assert "\n" not in message
     assert ". " not in message
@@ -257,18 +266,19 @@ def test_the_engine_holds_no_secret_of_ours(instance: Instance) -> None:
 def test_an_unload_frees_everything_and_the_next_request_loads_again(
     http: httpx.Client, instance: Instance
 ) -> None:
-    memory_before = set(SHM.iterdir())
+    queues = shared_memory_of(engines(instance))
+    assert queues
     assert control(http, "unload").status_code == 200
 
     assert engines(instance) == []
     assert not loaded(http)
-    assert not {path for path in memory_before & set(SHM.iterdir()) if path.name.startswith("psm_")}
+    assert not any(path.exists() for path in queues)
     answer = http.post("/v1/completions", json={"model": MODEL, "prompt": "Hi", "max_tokens": 2})
     assert answer.status_code == 200, answer.text
 
 
 def test_a_stream_whose_engine_is_killed_ends_with_an_error_and_the_model_comes_back(
-    http: httpx.Client,
+    http: httpx.Client, instance: Instance
 ) -> None:
     body = {"model": MODEL, "prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
     killed_at = 0.0
