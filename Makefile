@@ -52,7 +52,7 @@ has = $(if $(filter vllm,$1),$(if $(LLM_ARGS__VLLM__PYTHON),,$(VLLM_VENV)/.has-v
 .PHONY: serve
 serve: $(VENV)/.has-base $(foreach engine,$(engines),$(call has,$(engine)))  ## Set everything up and serve on http://HOST:PORT until Ctrl-C
 	@case '$(HOST)' in 127.*|localhost|::1) ;; *) \
-		if [[ -z "$${LLM_API_TOKENS:-}$${LLM_API_TOKENS_FILE:-}" ]]; then \
+		if [[ -z "$${LLM_API_TOKENS:-}$${LLM_API_TOKENS_FILE:-}$${LLM_PRINCIPALS_FILE:-}" ]]; then \
 			echo 'warning: HOST=$(HOST) lets other machines in and no LLM_API_TOKENS is set' >&2; fi ;; esac
 	@mkdir -p '$(BENTOML_HOME)'
 	$(say) 'serving on http://$(HOST):$(PORT)/v1 (default backend: $(LLM_DEFAULT_BACKEND))'

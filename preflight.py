@@ -5,6 +5,7 @@ Only the process that is about to serve checks: a build, a worker or a test's im
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import ipaddress
 import os
@@ -16,6 +17,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from models.card import BackendKind
+from openai_compat.principals import parse_principals
 from settings import Args, Settings, SettingsError
 
 _PACKAGE_OF = {"llamacpp": "llama_cpp", "litellm": "litellm", "vllm": "vllm"}
@@ -42,6 +44,32 @@ def check_can_serve(
             raise SettingsError(
                 f"the backend {kind!r} needs the package {package!r}; install requirements/{kind}.txt{elsewhere}"
             )
+
+
+def check_callers(settings: Settings) -> None:
+    """Raises: SettingsError when the principals file cannot be used, or spending is to be bounded and there is no place
+    to keep what was spent."""
+    named = False
+    if settings.principals_file is not None:
+        try:
+            principals = parse_principals(settings.principals_file.read_bytes()).values()
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise SettingsError(
+                f"LLM_PRINCIPALS_FILE is {str(settings.principals_file)!r}, which cannot be used: {why}"
+            ) from None
+        named = any(principal.budget_usd_per_day is not None for principal in principals)
+    if (settings.budgets or named) and settings.redis_url is None:
+        folder = settings.state_folder
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as error:
+            raise SettingsError(
+                f"budgets need a place for what was spent, and the folder {str(folder)!r} cannot be written "
+                f"({error.strerror}); set LLM_STATE_DIR or LLM_REDIS_URL"
+            ) from None
 
 
 def check_interpreter(python: str, package: str) -> None:

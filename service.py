@@ -35,6 +35,7 @@ from openai_compat.app import create_app
 from openai_compat.config import WireConfig
 from openai_compat.record import record_of
 from preflight import (
+    check_callers,
     check_can_serve,
     check_port_is_free,
     check_runner_is_guarded,
@@ -71,10 +72,11 @@ try:
     kinds = settings.backends_to_serve(args)
     # Without a token only this machine may call, unless the operator names an address; a container's port is
     # published on purpose.
-    is_open = settings.api_token_bytes or settings.api_tokens_file or is_in_container()
+    is_open = settings.needs_token or is_in_container()
     host = "0.0.0.0" if is_open else "127.0.0.1"  # noqa: S104
     if (_command := _serve_command()) is not None:
         check_can_serve(settings, args, kinds, LOCAL_KINDS)
+        check_callers(settings)
         _host, _port = _command.params.get("host") or host, _command.params.get("port") or PORT
         check_runner_is_guarded(settings, str(_command.params.get("bento", "")), _host)
         check_port_is_free(_host, _port)
@@ -230,6 +232,7 @@ gateway_app = create_app(
         default_model=settings.default_model,
         api_tokens=settings.api_token_bytes,
         api_tokens_file=settings.api_tokens_file,
+        principals_file=settings.principals_file,
         metrics_auth=settings.metrics_auth,
         trusted_proxies=settings.trusted_proxies,
         cors_origins=settings.cors_origins,
@@ -245,6 +248,10 @@ gateway_app = create_app(
         idle_timeout_s=settings.idle_timeout_s,
         load_wait_s=settings.load_wait_s,
         vllm_disable_thinking=settings.vllm_disable_thinking,
+        budgets=settings.budgets,
+        state_dir=settings.state_folder,
+        redis_url=settings.redis_url.get_secret_value() if settings.redis_url else None,
+        redis_prefix=settings.redis_prefix,
         num_workers=args.gateway.workers if _shared_dir and isinstance(args.gateway.workers, int) else 1,
         shared_dir=_shared_dir,
         metrics_dir=_shared_dir and _shared_dir / "metrics",

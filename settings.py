@@ -97,6 +97,31 @@ def _redis_url(value: object) -> object:
     return _secret(value)
 
 
+def _budgets(value: object) -> object:
+    """`name=dollars` pairs as a mapping."""
+    if not isinstance(value, str):
+        return value
+    found: dict[str, float] = {}
+    for item in filter(None, (part.strip() for part in value.split(","))):
+        name, equals, amount = (part.strip() for part in item.partition("="))
+        if not equals or not re.fullmatch(r"\*|[A-Za-z0-9][A-Za-z0-9._@:-]{0,63}", name):
+            raise ValueError(f"{item!r} is no pair name=amount")
+        if name in found:
+            raise ValueError(f"{name!r} stands there twice")
+        found[name] = float(amount)
+        if not 0 <= found[name] <= 1e9:
+            raise ValueError(f"{amount!r} is no amount")
+    if not found:
+        raise ValueError("it holds no budget")
+    return found
+
+
+def _redis_prefix(value: object) -> object:
+    if isinstance(value, str) and not re.fullmatch(r"[\x21-\x7e]{1,64}", value):
+        raise ValueError("it is no such text")
+    return value
+
+
 def _folders(value: object) -> object:
     if isinstance(value, str):
         parts = (part.strip() for part in re.split(rf"[,{re.escape(os.pathsep)}]", value))
@@ -191,6 +216,9 @@ class Settings(BaseSettings):
     """Bearer tokens that clients must show one of. Unset, with no file either: everybody may."""
     api_tokens_file: Annotated[Path | None, BeforeValidator(_path)] = _knob(None, "a readable file")
     """More tokens, one a line; read again when it changes."""
+    principals_file: Annotated[Path | None, BeforeValidator(_path)] = _knob(None, "a readable file")
+    """Named callers with their tokens, limits, budgets and privacy (docs/policy.md), YAML or JSON; read again when it
+    changes. Its tokens count besides those above."""
     metrics_auth: bool = _knob(False, "true or false")
     """Whether `/metrics` needs a token too."""
     runner_token: _Secret | None = _knob(None, "text without blanks")
@@ -213,7 +241,19 @@ class Settings(BaseSettings):
     redis_url: Annotated[SecretStr, BeforeValidator(_redis_url)] | None = _knob(
         None, "redis://… or rediss://…"
     )
-    """Where several replicas share the limits. Unset: each replica has its own."""
+    """Where several replicas share rate limits, places of completions and budgets. Unset: each replica has its own."""
+    redis_prefix: Annotated[str, BeforeValidator(_redis_prefix)] = _knob(
+        "llm-inference:", "1-64 visible ASCII characters"
+    )
+    """Beginning of every key there. Services that must not share need different ones."""
+    budgets: Annotated[dict[str, float], NoDecode, BeforeValidator(_budgets)] = _knob(
+        {}, "comma-separated name=amount, * for everybody else", unit="US dollars a day"
+    )
+    """What each caller may spend on clouds in a day of UTC; then requests for them get 429 (docs/policy.md). Unset:
+    only what the principals file says."""
+    state_dir: Annotated[Path | None, BeforeValidator(_path)] = _knob(None, "a folder")
+    """Where spending is kept over a restart, unless in Redis. Unset: `llm-inference` in `$XDG_STATE_HOME` or
+    `~/.local/state`."""
     trusted_proxies: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_networks)] = _knob(
         (), "comma-separated addresses or CIDRs"
     )
@@ -306,6 +346,20 @@ class Settings(BaseSettings):
     def api_token_bytes(self) -> tuple[bytes, ...]:
         """The tokens in clear, as they are compared. Keep them out of logs."""
         return tuple(token.get_secret_value().encode() for token in self.api_tokens)
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether callers must show one."""
+        return bool(self.api_tokens or self.api_tokens_file or self.principals_file)
+
+    @property
+    def state_folder(self) -> Path:
+        """`state_dir`, or where a user's programs keep their state."""
+        if self.state_dir is not None:
+            return self.state_dir
+        home = os.environ.get("XDG_STATE_HOME", "")
+        base = Path(home) if os.path.isabs(home) else Path("~/.local/state").expanduser()
+        return base / "llm-inference"
 
 
 def _no_bool(value: object) -> object:
@@ -588,7 +642,11 @@ def _misfits(settings: Settings) -> Iterator[str]:
     for folder in settings.model_dirs:
         if not folder.is_dir():
             yield f"LLM_MODEL_DIRS names {str(folder)!r}, which is no folder; create it or correct the name"
-    files = {"LLM_CATALOGUE": settings.catalogue, "LLM_API_TOKENS_FILE": settings.api_tokens_file}
+    files = {
+        "LLM_CATALOGUE": settings.catalogue,
+        "LLM_API_TOKENS_FILE": settings.api_tokens_file,
+        "LLM_PRINCIPALS_FILE": settings.principals_file,
+    }
     for name, file in files.items():
         if file is not None and not (file.is_file() and os.access(file, os.R_OK)):
             yield f"{name} is {str(file)!r}; allowed: a readable file"
@@ -777,7 +835,7 @@ def _leaves(
 
 
 def _shown(default: Any) -> str:
-    if default is None or default == ():
+    if default is None or default in ((), {}):
         return "–"
     return f"`{json.dumps(default)}`"
 

@@ -62,6 +62,8 @@ def access_line(record: RequestRecord, now: float, wall_clock: float) -> str:
         ("finish_reason", record.finish_reason),
         ("cancelled", record.cancelled_phase),
         ("error", record.error_code),
+        ("fallback", record.fallback),
+        ("cost_usd", record.cost_usd),
     ):
         if value is not None:
             line[name] = value

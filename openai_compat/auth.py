@@ -6,10 +6,8 @@ A token is compared as bytes, in constant time, against every known one; it is k
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import ipaddress
-import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,24 +16,26 @@ from pathlib import Path
 
 from openai_compat.config import WireConfig
 from openai_compat.errors import AuthenticationRequired
+from openai_compat.principals import Principal, digest_of, parse_principals, unnamed
+from openai_compat.watched_file import WatchedFile
 
 Headers = Iterable[tuple[bytes, bytes]]
 
-_log = logging.getLogger(__name__)
 _BEARER = re.compile(rb"\s*([A-Za-z]+)[ \t]+(\S+)\s*")
-_RECHECK_S = 1.0
 _MAX_HOPS = 32
 
 MISSING = "Missing Authorization header"
 MALFORMED = "Invalid Authorization header; expected 'Bearer <token>'"
 UNKNOWN = "Invalid token"
 
+_UNKNOWN_CLIENT = Principal(name="ip:unknown")
+
 
 class Authenticator:
-    """Knows the tokens. With none configured, `enabled` is False and nobody is asked.
+    """Knows the tokens and whose they are. With none configured, `enabled` is False and nobody is asked.
 
-    `file` adds tokens to `tokens`. It is looked at at most once a second and read again when it changed; a
-    file that cannot be read or holds no token leaves the old ones in force and says so in the log.
+    `file` adds tokens to `tokens`, `principals_file` names callers and their tokens; both are read again when they
+    change (`watched_file`). A token in several of them is the named caller's.
     """
 
     def __init__(
@@ -43,31 +43,27 @@ class Authenticator:
         tokens: Sequence[bytes] = (),
         *,
         file: Path | None = None,
+        principals_file: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises ValueError when `file` cannot be used at the start: a service whose tokens are unknown must
-        not come up open, nor closed for everybody."""
-        self._fixed = {_digest(token) for token in tokens if token}
-        self._file = file
-        self._clock = clock
-        self._stamp: tuple[int, int, int] | None = None
-        self._checked_at = clock()
-        self._digests: tuple[bytes, ...] = tuple(self._fixed)
-        self.enabled = bool(self._digests) or file is not None
+        """Raises ValueError when a file cannot be used at the start: a service whose tokens are unknown must not come
+        up open, nor closed for everybody."""
+        self._fixed = [digest_of(token) for token in tokens if token]
+        self._tokens = self._principals = None
         if file is not None:
-            try:
-                self._read(file)
-            except (OSError, ValueError) as exc:
-                raise ValueError(f"The file of API tokens cannot be used: {_reason(exc)}") from None
+            self._tokens = WatchedFile(file, _tokens_of, what="API tokens", clock=clock)
+        if principals_file is not None:
+            self._principals = WatchedFile(principals_file, parse_principals, what="principals", clock=clock)
+        self._known = self._gather()
+        self.enabled = bool(self._known)
 
     @classmethod
     def from_config(cls, config: WireConfig) -> Authenticator:
         """The tokens of the configuration."""
-        return cls(config.api_tokens, file=config.api_tokens_file)
+        return cls(config.api_tokens, file=config.api_tokens_file, principals_file=config.principals_file)
 
-    def principal(self, headers: Headers) -> str:
-        """`key:` and the beginning of the token's digest: the same for a token in every worker and after a
-        restart.
+    def principal(self, headers: Headers) -> Principal:
+        """Whose token the headers show.
 
         Raises AuthenticationRequired.
         """
@@ -78,36 +74,34 @@ class Authenticator:
         parts = _BEARER.fullmatch(given[0]) if len(given) == 1 else None
         if parts is None or parts[1].lower() != b"bearer":
             raise AuthenticationRequired(MALFORMED)
-        digest = _digest(parts[2])
-        known = False
-        for other in self._digests:  # all of them, so that the time says nothing about which one matched
-            known |= hmac.compare_digest(digest, other)
-        if not known:
+        digest = digest_of(parts[2])
+        found = None
+        for (
+            other,
+            principal,
+        ) in self._known:  # all of them, so that the time says nothing about which one matched
+            if hmac.compare_digest(digest, other):
+                found = principal
+        if found is None:
             raise AuthenticationRequired(UNKNOWN)
-        return "key:" + digest.hex()[:12]
+        return found
+
+    def named(self) -> tuple[Principal, ...]:
+        """The callers of the principals file, as it is now; each once."""
+        return tuple({p.name: p for _, p in self._known if p.is_named}.values())
 
     def _refresh(self) -> None:
-        if self._file is None:
-            return
-        now = self._clock()
-        if now - self._checked_at < _RECHECK_S:
-            return
-        self._checked_at = now
-        try:
-            self._read(self._file)
-        except (OSError, ValueError) as exc:
-            _log.warning("the file of API tokens cannot be used, the old tokens stay: %s", _reason(exc))
+        if (self._tokens is not None and self._tokens.refresh()) | (
+            self._principals is not None and self._principals.refresh()
+        ):
+            self._known = self._gather()
 
-    def _read(self, file: Path) -> None:
-        stat = file.stat()
-        stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-        if stamp == self._stamp:
-            return
-        tokens = parse_tokens(file.read_bytes())
-        self._stamp = stamp
-        if not tokens:
-            raise ValueError("it holds no token")
-        self._digests = tuple(self._fixed | {_digest(token) for token in tokens})
+    def _gather(self) -> tuple[tuple[bytes, Principal], ...]:
+        digests = [*self._fixed, *(self._tokens.value if self._tokens else ())]
+        found = {digest: unnamed(digest) for digest in digests}
+        if self._principals is not None:
+            found.update(self._principals.value)
+        return tuple(found.items())
 
 
 class ClientAddress:
@@ -119,8 +113,8 @@ class ClientAddress:
         self._trusted = tuple(ipaddress.ip_network(text.strip(), strict=False) for text in trusted)
         self._is_trusted = lru_cache(maxsize=4096)(self._look_up)
 
-    def principal(self, client: Sequence[object] | None, headers: Headers) -> str:
-        """`ip:` and the client's address; `ip:unknown` for a peer without one (a Unix socket).
+    def principal(self, client: Sequence[object] | None, headers: Headers) -> Principal:
+        """Called `ip:` and the client's address; `ip:unknown` for a peer without one (a Unix socket).
 
         `client` is the scope's `(host, port)`. The header is walked from its end, where the nearest proxy
         wrote, over the trusted addresses; the first other one is the client. What is no address ends the
@@ -128,7 +122,7 @@ class ClientAddress:
         """
         peer = _address(str(client[0])) if client else None
         if peer is None:
-            return "ip:unknown"
+            return _UNKNOWN_CLIENT
         if self._trusted and self._is_trusted(peer):
             hops = [hop for name, value in headers if name == b"x-forwarded-for" for hop in value.split(b",")]
             for hop in reversed(hops[-_MAX_HOPS:]):
@@ -138,7 +132,7 @@ class ClientAddress:
                 peer = address
                 if not self._is_trusted(peer):
                     break
-        return f"ip:{peer}"
+        return Principal(name=f"ip:{peer}")
 
     def _look_up(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
         return any(address.version == net.version and address in net for net in self._trusted)
@@ -170,9 +164,9 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     return address
 
 
-def _digest(token: bytes) -> bytes:
-    return hashlib.sha256(token).digest()
-
-
-def _reason(exc: Exception) -> str:
-    return exc.strerror or "it cannot be read" if isinstance(exc, OSError) else str(exc)
+def _tokens_of(text: bytes) -> tuple[bytes, ...]:
+    """The digests of a file's tokens. Raises ValueError when there are none."""
+    tokens = parse_tokens(text)
+    if not tokens:
+        raise ValueError("it holds no token")
+    return tuple(map(digest_of, tokens))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +23,8 @@ class WireConfig:
     """Bearer tokens. With no token and no file the API is open."""
     api_tokens_file: Path | None = None
     """More tokens, one a line or separated by commas, `#` starts a comment. Read again when it changes."""
+    principals_file: Path | None = None
+    """Named callers, their tokens and what they may do (`principals`). Read again when it changes."""
     metrics_auth: bool = False
     """True: `/metrics` needs a token too."""
     trusted_proxies: tuple[str, ...] = ()
@@ -59,6 +62,15 @@ class WireConfig:
     """Silence on a stream after which a comment line is sent."""
     vllm_disable_thinking: bool = True
 
+    budgets: Mapping[str, float] = field(default_factory=dict)
+    """US dollars a day by principal's name, `*` for everybody else."""
+    state_dir: Path | None = None
+    """Folder for what must survive a restart; None: nothing does."""
+    redis_url: str | None = field(default=None, repr=False)
+    """Where replicas share the limits and budgets; None: each has its own."""
+    redis_prefix: str = "llm-inference:"
+    """Beginning of every key there."""
+
     num_workers: int = 1
     """Gateway processes that share the limits."""
     shared_dir: Path | None = None
@@ -89,4 +101,4 @@ class WireConfig:
     @property
     def auth_enabled(self) -> bool:
         """True when callers must show a token."""
-        return bool(self.api_tokens) or self.api_tokens_file is not None
+        return bool(self.api_tokens or self.api_tokens_file or self.principals_file)

@@ -186,7 +186,7 @@ class Gate:
             return
         is_head = method == "HEAD" and "HEAD" not in route.methods
         route.require("GET" if is_head else method)
-        receive = self._admit(scope, route, record, receive)
+        receive = await self._admit(scope, route, record, receive)
 
         if path != sent or is_head:
             scope = {**scope, "path": root + path}
@@ -195,16 +195,21 @@ class Gate:
                 send = _without_body(send)
         await self._app(scope, receive, send)
 
-    def _admit(self, scope: Scope, route: Route, record: RequestRecord, receive: Receive) -> Receive:
+    async def _admit(self, scope: Scope, route: Route, record: RequestRecord, receive: Receive) -> Receive:
         headers = scope["headers"]
         protected = not route.public or (self._metrics_auth and route.template == "/metrics")
+        caller = None
         if protected and self._authenticator.enabled:
-            record.principal = self._authenticator.principal(headers)
+            caller = self._authenticator.principal(headers)
+            record.caller, record.principal = caller, caller.name
         if route.public:
             return receive
-        if record.principal is None:
-            record.principal = self._addresses.principal(scope.get("client"), headers)
-        self._limiter.spend(record.principal)
+        if caller is None:
+            caller = self._addresses.principal(scope.get("client"), headers)
+            record.caller, record.principal = caller, caller.name
+        spending = self._limiter.spend(caller)
+        if spending is not None:
+            await spending
         if scope["method"] == "POST" and check_headers(headers, self._max_body_bytes) is None:
             return counted(receive, self._max_body_bytes)
         return receive

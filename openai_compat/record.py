@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from typing import Any, cast
 
+from openai_compat.principals import Principal
+
 KEY = "llm.record"
 
 
@@ -21,9 +23,12 @@ class RequestRecord:
 
     __slots__ = (
         "backend",
+        "caller",
         "cancelled_phase",
         "completion_tokens",
+        "cost_usd",
         "error_code",
+        "fallback",
         "finish_reason",
         "method",
         "model",
@@ -50,6 +55,8 @@ class RequestRecord:
         self.sent_bytes = 0
         self.principal: str | None = None
         """Stable name of the caller, never its token."""
+        self.caller: Principal | None = None
+        """The same with what he may do."""
         self.model: str | None = None
         self.backend: str | None = None
         self.prompt_tokens: int | None = None
@@ -59,6 +66,9 @@ class RequestRecord:
         self.finish_reason: str | None = None
         self.cancelled_phase: str | None = None
         self.error_code: str | None = None
+        self.fallback: str | None = None
+        """Why another model than the one asked for was tried."""
+        self.cost_usd: float | None = None
         self.waited_s = 0.0
         """Time spent waiting for somebody else: the client's body, a completion slot, the engine."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from preflight import check_can_serve, check_interpreter
+from preflight import check_callers, check_can_serve, check_interpreter
 from settings import Args, SettingsError, load_settings
 
 
@@ -49,3 +49,56 @@ def test_vllm_may_live_in_another_interpreter(monkeypatch: pytest.MonkeyPatch, t
 def test_servers_that_run_elsewhere_need_no_package(monkeypatch: pytest.MonkeyPatch):
     check(monkeypatch, {"vllm": {"python": "/no/such/python"}}, LLM_VLLM_BASE_URL="http://gpu:8000/v1")
     check(monkeypatch, {"vllm": {"url": "http://127.0.0.1:9"}})
+
+
+def callers(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
+    for name in [name for name in os.environ if name.startswith("LLM_")]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    check_callers(load_settings())
+
+
+def principals(folder: Path, more: str = "") -> str:
+    file = folder / "principals.yaml"
+    file.write_text(f"principals: [{{name: alice, token_sha256: '{'a' * 64}'{more}}}]")
+    return str(file)
+
+
+def test_a_principals_file_that_cannot_be_used_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match=r"LLM_PRINCIPALS_FILE is '.*', which cannot be used: .*privacy"):
+        callers(monkeypatch, LLM_PRINCIPALS_FILE=principals(tmp_path, ", privacy: none"))
+
+
+def test_budgets_need_a_folder_that_can_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+
+    for variables in (
+        {"LLM_BUDGETS": "alice=5"},
+        {"LLM_PRINCIPALS_FILE": principals(tmp_path, ", budget_usd_per_day: 1")},
+    ):
+        with pytest.raises(SettingsError, match="set LLM_STATE_DIR or LLM_REDIS_URL"):
+            callers(monkeypatch, LLM_STATE_DIR=str(blocked / "state"), **variables)
+
+
+def test_the_folder_of_the_budgets_is_made_for_its_owner_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    callers(monkeypatch, LLM_STATE_DIR=str(tmp_path / "a" / "b"), LLM_BUDGETS="*=1")
+
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+
+
+def test_without_budgets_no_folder_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    callers(monkeypatch, LLM_STATE_DIR=str(tmp_path / "s"), LLM_PRINCIPALS_FILE=principals(tmp_path))
+    callers(
+        monkeypatch,
+        LLM_STATE_DIR=str(tmp_path / "s"),
+        LLM_BUDGETS="*=1",
+        LLM_REDIS_URL="redis://127.0.0.1:1/0",
+    )
+
+    assert not (tmp_path / "s").exists()

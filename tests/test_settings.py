@@ -326,6 +326,47 @@ def test_a_runner_on_the_network_needs_a_token(monkeypatch: pytest.MonkeyPatch) 
     assert load(monkeypatch, LLM_RUNNER_TOKEN="t").llamacpp_url == "http://far.example:9000"
 
 
+def test_budgets_are_amounts_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load(monkeypatch, LLM_BUDGETS=" alice=5, key:0123456789ab = 0.5 ,*=0")
+
+    assert loaded.budgets == {"alice": 5, "key:0123456789ab": 0.5, "*": 0}
+
+
+@pytest.mark.parametrize(
+    "value", ["alice", "alice=", "alice=x", "alice=-1", "alice=nan", "a b=1", "a=1,a=2", ",", "=1"]
+)
+def test_budgets_that_cannot_be_meant_are_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    assert "LLM_BUDGETS" in refused(monkeypatch, LLM_BUDGETS=value)
+
+
+@pytest.mark.parametrize("value", ["", "a b", "ä", "x" * 65])
+def test_a_prefix_of_keys_is_short_and_visible(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    if value:
+        assert "LLM_REDIS_PREFIX" in refused(monkeypatch, LLM_REDIS_PREFIX=value)
+    else:
+        assert load(monkeypatch, LLM_REDIS_PREFIX=value).redis_prefix == "llm-inference:"
+
+
+def test_a_principals_file_is_a_reason_to_ask_for_tokens(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "principals.yaml"
+    file.write_text("")
+
+    assert load(monkeypatch, LLM_PRINCIPALS_FILE=str(file)).needs_token
+    assert "LLM_PRINCIPALS_FILE" in refused(monkeypatch, LLM_PRINCIPALS_FILE=str(tmp_path / "none"))
+
+
+def test_state_is_kept_where_a_users_programs_keep_theirs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert load_settings().state_folder == tmp_path / "llm-inference"
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    assert load_settings().state_folder == Path("~/.local/state/llm-inference").expanduser()
+    assert load(monkeypatch, LLM_STATE_DIR="/var/lib/x").state_folder == Path("/var/lib/x")
+
+
 # Arguments
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from openai_compat.config import WireConfig
 from openai_compat.errors import RateLimited
+from openai_compat.principals import Principal
 from openai_compat.rate_limit import BucketStore, LocalBuckets, RateLimiter
 from openai_compat.shared_limits import WAYS, SharedBuckets, take_token
 
@@ -35,7 +36,7 @@ def granted(limiter: RateLimiter, principal: str, times: int) -> int:
     passed = 0
     for _ in range(times):
         try:
-            limiter.spend(principal)
+            limiter.spend(Principal(name=principal))
         except RateLimited:
             continue
         passed += 1
@@ -112,10 +113,10 @@ def test_principals_do_not_share_a_bucket(store: Callable[[Path], BucketStore], 
 
 def test_a_refusal_names_the_wait() -> None:
     limiter = RateLimiter(LocalBuckets(1), rate_per_s=0.5, burst=1, clock=Clock())
-    limiter.spend("a")
+    limiter.spend(Principal(name="a"))
 
     with pytest.raises(RateLimited, match="Rate limit exceeded") as caught:
-        limiter.spend("a")
+        limiter.spend(Principal(name="a"))
     assert caught.value.retry_after_s == pytest.approx(2.0)
 
 
@@ -127,9 +128,9 @@ def test_the_table_is_bounded_and_forgets_the_longest_untouched() -> None:
     store = LocalBuckets(3)
     limiter = RateLimiter(store, rate_per_s=1, burst=1, clock=Clock())
     for name in ("a", "b", "c"):
-        limiter.spend(name)
+        limiter.spend(Principal(name=name))
     granted(limiter, "a", 1)
-    limiter.spend("d")
+    limiter.spend(Principal(name="d"))
 
     assert len(store) == 3
     assert granted(limiter, "a", 1) == 0
@@ -143,7 +144,7 @@ def test_the_shared_table_is_bounded_and_keeps_the_emptiest(tmp_path: Path) -> N
     limiter = RateLimiter(store, rate_per_s=1, burst=5, clock=clock)
     granted(limiter, "greedy", 10)
     for number in range(10 * WAYS):
-        limiter.spend(f"other {number}")
+        limiter.spend(Principal(name=f"other {number}"))
 
     assert granted(limiter, "greedy", 1) == 0
     assert os.path.getsize(tmp_path / "table") == size
