@@ -83,11 +83,13 @@ class Call:
         """
         road, label = self._road, self._deployment.label
         road.internal.set(True)
-        arguments = dict(self._part.arguments)
         defaults = set(self._plan.defaults)
-        await self._fill_the_context(arguments)
+        room = await self._room()
         attempt = 0
         while True:
+            arguments = {**self._part.own_arguments(), **room}
+            for name in self._plan.defaults - defaults:
+                del arguments[name]
             road.cooldowns.check(label)
             self._connection = Connection()
             transport.current.set(self._connection)
@@ -101,7 +103,7 @@ class Call:
             finally:
                 # An answer that was read to its end has given its connection back already.
                 self._connection.close()
-            if self._leave_out(error, arguments, defaults):
+            if self._leave_out(error, defaults):
                 continue
             road.cooldowns.failed(label, error)
             pause_s = self._pause_s(attempt, error)
@@ -110,23 +112,20 @@ class Call:
             await asyncio.sleep(pause_s)
             attempt += 1
 
-    async def _fill_the_context(self, arguments: dict[str, Any]) -> None:
+    async def _room(self) -> dict[str, int]:
         """No limit means none; a completions endpoint that gets none stops after 16 tokens."""
         limit = self._deployment.context_length
-        if not self._part.is_text or limit is None or "max_tokens" in arguments:
-            return
+        if not self._part.is_text or limit is None or "max_tokens" in self._part.arguments:
+            return {}
         used = await asyncio.to_thread(usage.count_prompt, self._road.sdk, self._deployment, self._prompt)
-        arguments["max_tokens"] = max(1, limit - used)
+        return {"max_tokens": max(1, limit - used)}
 
-    def _leave_out(
-        self, error: ServiceError | ModelError, arguments: dict[str, Any], defaults: set[str]
-    ) -> bool:
+    def _leave_out(self, error: ServiceError | ModelError, defaults: set[str]) -> bool:
         """Whether the provider refused what only a default asked for; then it is left out, from now on."""
         if self._passed_on or not isinstance(error, UnsupportedParameter) or error.param not in defaults:
             return False
         defaults.discard(error.param)
         self._deployment.unsendable.add(error.param)
-        del arguments[error.param]
         return True
 
     def _pause_s(self, attempt: int, error: ServiceError | ModelError) -> float | None:

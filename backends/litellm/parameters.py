@@ -79,6 +79,13 @@ class Part:
     echo: str = ""
     """Text that comes before the answer."""
 
+    def own_arguments(self) -> dict[str, Any]:
+        """The arguments as an attempt may have them: LiteLLM writes into the messages that it is given."""
+        messages = self.arguments.get("messages")
+        if messages is None:
+            return dict(self.arguments)
+        return {**self.arguments, "messages": [dict(message) for message in messages]}
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -113,6 +120,8 @@ def plan(request: GenerationRequest, deployment: Deployment) -> Plan:
     parts = []
     for number, prompt in enumerate(request.prompts):
         own = _prompt_arguments(request, prompt, deployment)
+        if "extra_body" in arguments and "extra_body" in own:
+            own["extra_body"] = {**arguments["extra_body"], **own["extra_body"]}
         first = number * request.n
         echo = _echo(prompt) if request.echo else ""
         for at in range(first, first + request.n, per_call):
@@ -221,7 +230,7 @@ def _prompt_arguments(request: GenerationRequest, prompt: Prompt, deployment: De
         _check_ids(prompt)
         return _with_suffix(request, {"prompt": list(prompt.token_ids)})
     _check_template(request, prompt, deployment)
-    arguments: dict[str, Any] = {"messages": [dict(message) for message in prompt.messages]}
+    arguments: dict[str, Any] = {"messages": prompt.messages}
     if prompt.tools:
         if "tools" not in deployment.supported:
             raise _refused(request, "tools")
@@ -270,7 +279,7 @@ def _json_schema(
     if not asked:
         return None
     if deployment.provider == "hosted_vllm":
-        arguments["extra_body"] = {**arguments.get("extra_body", {}), "structured_outputs": asked}
+        arguments["extra_body"] = {"structured_outputs": asked}
         return None
     schema = asked.get("json")
     if schema is None:
