@@ -70,6 +70,7 @@ class LiteLLMBackend(Backend):
         self._cooldowns = Cooldowns(self._patience, clock or MonotonicClock())
         self._pool: transport.Pool | None = None
         self._road: Road | None = None
+        self._offers = Offers()
         self._runs: set[Run] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -206,7 +207,9 @@ class LiteLLMBackend(Backend):
     @override
     async def offers(self) -> Offers:
         found = self._configured()
-        return Offers(models=tuple(offered_models(self._sdk, found)), prefixes=found)
+        if found != self._offers.prefixes:
+            self._offers = Offers(models=tuple(offered_models(self._sdk, found)), prefixes=found)
+        return self._offers
 
     def _configured(self) -> tuple[str, ...]:
         return providers.configured([str(one.value) for one in self._sdk.provider_list], self._environ)

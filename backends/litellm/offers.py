@@ -24,12 +24,21 @@ def offered_models(sdk: Any, providers: Iterable[str]) -> Iterator[OfferedModel]
             # The map also holds prices of what is no model, such as a container; those have neither.
             if capabilities and (context_length is not None or price is not None):
                 yield OfferedModel(
-                    id=name,
+                    id=_name_for(sdk, provider, name),
                     context_length=context_length,
                     capabilities=capabilities,
                     owned_by=provider,
                     price=price,
                 )
+
+
+def _name_for(sdk: Any, provider: str, name: str) -> str:
+    """The name by which LiteLLM finds this provider: some of the map's belong to another one when they stand alone."""
+    try:
+        found = sdk.get_llm_provider(name)[1]
+    except Exception:
+        found = None
+    return name if found == provider else f"{provider}/{name}"
 
 
 def _price(info: Mapping[str, Any]) -> tuple[float, float] | None:

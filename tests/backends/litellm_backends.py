@@ -22,6 +22,7 @@ KEYS = {
 }
 needs_litellm = [
     pytest.mark.engine,
+    pytest.mark.timeout(120),  # the first of them imports LiteLLM
     pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="LiteLLM is not installed"),
     # LiteLLM imports parts of itself when a call first needs them, and they use what others have deprecated.
     pytest.mark.filterwarnings("ignore::UserWarning"),
