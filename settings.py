@@ -400,8 +400,8 @@ class Resources(_Section):
 class Batch(_Section):
     """Adaptive batching of calls that take lists (embeddings). Never of chat."""
 
-    max_batch_size: _Int = _knob(32, "a whole number >= 2", unit="inputs", ge=2)
-    """Inputs in one batch."""
+    max_batch_size: _Int = _knob(32, "a whole number >= 1", unit="inputs", ge=1)
+    """Inputs in one batch; 1 computes each by itself."""
     max_latency_ms: _Int = _knob(30_000, "a whole number >= 1", unit="ms", ge=1)
     """What would wait longer for its batch is refused (503), not delayed: ten times a full batch at the least."""
 

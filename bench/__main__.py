@@ -16,6 +16,7 @@ from bench.aborts import ABORTS
 from bench.compare import COMPARE
 from bench.control import CONTROL
 from bench.echo import ECHO
+from bench.embeddings import EMBEDDINGS
 from bench.load import LoadFailed
 from bench.machine import FIFO_WARNING, machine, take_niceness, take_priority, versions
 from bench.measurement import Measurement, Setup
@@ -31,7 +32,7 @@ from bench.vllm_server import VLLM
 
 MEASUREMENTS = {
     each.name: each
-    for each in (START, COMPARE, SHARED_PREFIX, ECHO, CONTROL, ABORTS, RELAY, PASSTHROUGH, VLLM)
+    for each in (START, COMPARE, SHARED_PREFIX, ECHO, CONTROL, ABORTS, RELAY, PASSTHROUGH, VLLM, EMBEDDINGS)
 }
 OF_THIS_RUN_ONLY = ("--llama-server", "--out")
 """Paths say nothing about a measurement; the command in a report goes without them."""

@@ -493,8 +493,8 @@ def test_the_runners_address_may_stand_in_either_tree(monkeypatch: pytest.Monkey
             "gateway.timeout is 0; allowed: a number > 0, above LLM_REQUEST_TIMEOUT_S",
         ),
         (
-            {"fake": {"batch": {"max_batch_size": 1}}},
-            "fake.batch.max_batch_size is 1; allowed: a whole number >= 2",
+            {"fake": {"batch": {"max_batch_size": 0}}},
+            "fake.batch.max_batch_size is 0; allowed: a whole number >= 1",
         ),
         (
             {"llamacpp.num_slots": "x"},
