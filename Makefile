@@ -62,7 +62,7 @@ serve: $(VENV)/.has-base $(foreach engine,$(engines),$(call has,$(engine)))  ## 
 		--timeout-graceful-shutdown '$(GRACE_S)' $(ARGS)
 
 .PHONY: setup
-setup: $(VENV)/.has-llamacpp $(VENV)/.has-dev  ## Only set up: virtual environment, packages, llama.cpp, model
+setup: $(VENV)/.has-llamacpp $(VENV)/.has-litellm $(VENV)/.has-dev  ## Only set up: virtual environment, packages, llama.cpp, model
 
 ##@ Check
 

@@ -39,7 +39,6 @@ def test_without_a_default_backend_the_start_stops_and_names_the_choices(start: 
         ({"LLM_CATALOGUE": "/nowhere.yaml"}, "LLM_CATALOGUE is '/nowhere.yaml'; allowed: a readable file"),
         ({"LLM_RATE_LIMT_RPS": "3", "LLM_STRICT_ENV": "1"}, "did you mean LLM_RATE_LIMIT_RPS?"),
         ({"LLM_ARGS__LLAMACPP__NUM_SLOTS": "many"}, "NUM_SLOTS"),
-        ({"LLM_DEFAULT_BACKEND": "litellm"}, "the backend 'litellm' is not part of this version"),
     ],
 )
 def test_a_setting_that_cannot_be_used_stops_the_start(
