@@ -44,8 +44,9 @@ class NotHttp(Exception):
 class Exchange(asyncio.Protocol):
     """One connection. It carries one request and its response at a time, and becomes idle in between."""
 
-    def __init__(self, idle: list[Exchange]) -> None:
+    def __init__(self, idle: list[Exchange], ending: set[Exchange]) -> None:
         self._idle = idle
+        self._ending = ending
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
@@ -166,6 +167,7 @@ class Exchange(asyncio.Protocol):
             self._error = PeerGone(head=self._head)
         if self in self._idle:
             self._idle.remove(self)
+        self._ending.discard(self)
         self._wake()
 
     def on_headers_complete(self) -> None:
@@ -184,8 +186,8 @@ class OpenExchange(Exchange):
     """An exchange with a server that is not ours: its headers can be read, an interim response (1xx) is skipped,
     a body without a length ends with the connection, and a head has a limit."""
 
-    def __init__(self, idle: list[Exchange]) -> None:
-        super().__init__(idle)
+    def __init__(self, idle: list[Exchange], ending: set[Exchange]) -> None:
+        super().__init__(idle, ending)
         self.headers: dict[bytes, bytes] = {}
         """Of the response, names in lower case; of a repeated one the last."""
         self._received = 0
@@ -213,6 +215,7 @@ class OpenExchange(Exchange):
             self.close(now)
         elif not self._settled:
             self._settled = self._released = True
+            self._ending.add(self)
             asyncio.get_running_loop().call_later(LINGER_S, self._give_up)
 
     def _give_up(self) -> None:
@@ -253,6 +256,7 @@ class OpenExchange(Exchange):
         super().on_message_complete()
         if self._released:
             self._released = False
+            self._ending.discard(self)
             super().close(asyncio.get_running_loop().time())
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -286,6 +290,8 @@ class Link(Generic[E]):
         self._address = _Address.parse(url) if isinstance(url, str) else None
         self._heads: dict[tuple[str, str], bytes] = {}
         self._idle: list[Exchange] = []
+        self._ending: set[Exchange] = set()
+        """Released, and not idle yet."""
 
     async def send(
         self,
@@ -331,9 +337,11 @@ class Link(Generic[E]):
             exchange = await self._connect()
 
     def close(self) -> None:
-        """Close the idle connections."""
+        """Close the connections that nobody uses."""
         while self._idle:
             self._idle.pop().drop()
+        for exchange in list(self._ending):
+            exchange.drop()
 
     def _take_idle(self, now: float) -> E | None:
         while self._idle:
@@ -359,7 +367,7 @@ class Link(Generic[E]):
         return exchange
 
     def _new(self) -> E:
-        return self._exchange(self._idle)
+        return self._exchange(self._idle, self._ending)
 
     def _head(self, method: str, path: str) -> bytes:
         """The request's head up to the value of content-length."""

@@ -164,6 +164,9 @@ class Answer:
     def _usage(self) -> Usage:
         copies = self._plan.copies
         counts = self._counts
+        if counts is not None and counts.prompt_tokens is not None and self._plan.counts_here:
+            completion = sum(choice.num_tokens for choice in self._choices)
+            return Usage(counts.prompt_tokens, completion, counts.cached, is_estimated=True)
         if counts is not None and counts.prompt_tokens is not None and not self.overruns:
             return Usage(
                 counts.prompt_tokens,

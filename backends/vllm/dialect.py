@@ -30,6 +30,16 @@ class Dialect:
     refuses: frozenset[str] = frozenset()
     counts_per_chunk: bool = False
     """Takes `continuous_usage_stats` and `return_token_ids`."""
+    counts_first_only: bool = False
+    """Its usage is that of the first choice of the first prompt."""
+    loses_held_text: bool = False
+    """Its streams lack what looked like the beginning of a stop string when the answer ended."""
+    least_logprobs: int = 0
+    """Fewer alternatives than this are no log probabilities at all."""
+    takes_structured_outputs: bool = False
+    """vLLM's field of that name; other servers would drop it in silence."""
+    regex: str | None = None
+    """Where a regular expression goes."""
 
 
 _NEUTRAL: Final = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -41,9 +51,14 @@ VLLM: Final = Dialect(
     grammar="structured_outputs.grammar",  # xgrammar's EBNF is GBNF with the same operators; it must define `root`
     refuses=frozenset({"typical_p"}),
     counts_per_chunk=True,
+    takes_structured_outputs=True,
 )
 SGLANG: Final = Dialect(
-    name="sglang", off={**_NEUTRAL, "top_k": -1}, grammar="ebnf", refuses=frozenset({"typical_p"})
+    name="sglang",
+    off={**_NEUTRAL, "top_k": -1},
+    grammar="ebnf",
+    regex="regex",
+    refuses=frozenset({"typical_p"}),
 )
 LLAMA_SERVER: Final = Dialect(
     name="llama-server",
@@ -51,8 +66,16 @@ LLAMA_SERVER: Final = Dialect(
     names={"repetition_penalty": "repeat_penalty"},
     grammar="grammar",
     refuses=frozenset({"min_tokens", "stop_token_ids"}),
+    counts_first_only=True,
+    loses_held_text=True,
+    least_logprobs=1,
 )
-OURS: Final = Dialect(name="llm-inference", off={**_NEUTRAL, "typical_p": 1.0}, grammar="grammar")
+OURS: Final = Dialect(
+    name="llm-inference",
+    off={**_NEUTRAL, "typical_p": 1.0},
+    grammar="grammar",
+    takes_structured_outputs=True,
+)
 
 _BY_OWNER: Final = {"vllm": VLLM, "sglang": SGLANG, "llamacpp": LLAMA_SERVER}
 

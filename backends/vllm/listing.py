@@ -46,7 +46,7 @@ class Listing:
         served: dict[str, ServedModel] = {}
         for entry in entries:
             name = entry.get("id")
-            if isinstance(name, str) and names.is_safe(name) and not name.startswith("/"):
+            if isinstance(name, str) and names.is_safe(name):
                 served[name] = ServedModel(name, _context_length(entry), _capabilities(entry))
         return cls(
             tuple(served.values()),

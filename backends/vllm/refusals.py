@@ -231,7 +231,7 @@ def _of_bad_request(refusal: Refusal, model: str) -> ServiceError | ModelError:
     if _UNSUPPORTED.search(message):
         return UnsupportedParameter(message, param=param)
     if param is None and _GRAMMAR.search(message):
-        return InvalidGrammar(message, param="response_format")
+        return InvalidGrammar(message, param="grammar" if "grammar" in message else "response_format")
     return InvalidParameter(message, param=param)
 
 

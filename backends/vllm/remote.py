@@ -274,7 +274,7 @@ class RemoteBackend(Backend):
     def _offer(self) -> None:
         """Tell the catalogue what the servers list, if that has changed."""
         names = sorted({name for server in self._servers for name in server.served})
-        offered = tuple(self._card(name) for name in names)
+        offered = tuple({card.id: card for card in map(self._card, names)}.values())
         if offered != self._offered:
             self._offered = offered
             self._catalogue.offer("vllm", offered)
@@ -283,7 +283,8 @@ class RemoteBackend(Backend):
         listings = [server.served[name] for server in self._servers if name in server.served]
         capabilities = next((model.capabilities for model in listings if model.capabilities), None)
         return ModelCard(
-            id=name,
+            # llama-server calls a model by its file unless told otherwise; where it lies is nobody's business here.
+            id=name.rpartition("/")[2] if name.startswith("/") else name,
             backend="vllm",
             sources={"vllm": RemoteSource(name=name)},
             context_length=_smallest_context(listings),

@@ -161,7 +161,7 @@ class Upstream:
         self, request: GenerationRequest, served_name: str, call: _Call
     ) -> AsyncGenerator[EventBatch, None]:
         begun = time.monotonic()
-        plan: Plan | None = await self._plan(request, served_name)
+        plan = await self._plan(request, served_name)
         while plan is not None:
             exchange = await self._transport.send(
                 "POST", plan.path, plan.encode(), request_id=request.request_id, began=call.attach
@@ -186,8 +186,11 @@ class Upstream:
             async for batch in batches:
                 yield batch
 
-    async def _plan(self, request: GenerationRequest, served_name: str) -> Plan:
+    async def _plan(self, request: GenerationRequest, served_name: str) -> Plan | None:
+        """None: one call per prompt."""
         listing = await self._known()
+        if listing.dialect.counts_first_only and len(request.prompts) > 1:
+            return None
         return plan_of(
             request,
             served_name,

@@ -15,6 +15,7 @@ import msgspec
 
 from backends.errors import InvalidParameter, UnsupportedParameter
 from backends.types import ChatPrompt, GenerationRequest, SamplingParams, TextPrompt, TokenPrompt
+from backends.vllm.constraints import translated
 from backends.vllm.dialect import OPENAI_MAX_STOPS, Dialect
 
 CHAT_PATH: Final = "/v1/chat/completions"
@@ -45,6 +46,8 @@ class Plan:
     """Cut here, whether or not the server cuts too."""
     stops_unknown: bool = False
     """The server has not been told of the stops: once all choices are cut the call is closed."""
+    counts_here: bool = False
+    """The server counts the tokens of one of several choices only."""
     min_tokens: int = 0
     """Tokens of a choice before `stops` count."""
     num_top: int | None = None
@@ -99,6 +102,8 @@ def plan_of(
     body.update(_chat(request, quirks) if is_chat else _text(request))
     is_greedy = sampling.temperature == 0 or sampling.top_p == 0
     body.update(_sampling(sampling, dialect, is_greedy=is_greedy))
+    if request.structured_outputs is not None:
+        body.update(translated(request.structured_outputs, dialect))
     limit = _max_tokens(sampling.max_tokens, context_length, is_chat=is_chat)
     if limit is not None:
         name = "max_completion_tokens" if is_chat and "max_completion_tokens" in quirks else "max_tokens"
@@ -106,10 +111,13 @@ def plan_of(
     copies = request.n if is_greedy else 1
     if request.n > copies:
         body["n"] = request.n
-    tell_stops = len(sampling.stop) <= OPENAI_MAX_STOPS
+    tell_stops = len(sampling.stop) <= OPENAI_MAX_STOPS and not (
+        sampling.stop and request.stream and dialect.loses_held_text
+    )
     if sampling.stop and tell_stops:
         body["stop"] = list(sampling.stop)
-    stream = request.stream or not tell_stops
+    counts_here = dialect.counts_first_only and request.n > copies
+    stream = request.stream or not tell_stops or counts_here
     if stream:
         body["stream"] = True
         options: dict[str, Any] = {} if "no_usage_option" in quirks else {"include_usage": True}
@@ -120,11 +128,8 @@ def plan_of(
         if options:
             body["stream_options"] = options
     if sampling.logprobs is not None:
-        if is_chat:
-            body["logprobs"] = True
-            body["top_logprobs"] = sampling.logprobs
-        else:
-            body["logprobs"] = sampling.logprobs
+        num_top = max(sampling.logprobs, dialect.least_logprobs)
+        body |= {"logprobs": True, "top_logprobs": num_top} if is_chat else {"logprobs": num_top}
     plan = Plan(
         path=CHAT_PATH if is_chat else TEXT_PATH,
         body=body,
@@ -135,6 +140,7 @@ def plan_of(
         # With `min_tokens` only the server knows which token is which; where it knows the stops it is left to it.
         stops=() if tell_stops and sampling.min_tokens else sampling.stop,
         stops_unknown=not tell_stops,
+        counts_here=counts_here,
         min_tokens=sampling.min_tokens,
         num_top=sampling.logprobs,
     )
@@ -162,7 +168,6 @@ def _chat(request: GenerationRequest, quirks: Collection[Quirk]) -> dict[str, An
         body |= _given(tool_choice=request.tool_choice, parallel_tool_calls=request.parallel_tool_calls)
     body |= _given(
         response_format=request.response_format,
-        structured_outputs=request.structured_outputs,
         reasoning_effort=request.reasoning_effort,
     )
     kwargs = prompt.template_kwargs
@@ -187,7 +192,6 @@ def _text(request: GenerationRequest) -> dict[str, Any]:
         **_given(
             suffix=request.suffix,
             response_format=request.response_format,
-            structured_outputs=request.structured_outputs,
         ),
     }
 

@@ -102,6 +102,22 @@ async def test_what_a_server_lists_can_be_asked_for_without_a_card(one: Bench):
     assert await one.text() == "hello"
 
 
+async def test_a_model_that_is_called_by_its_file_is_offered_under_the_files_name():
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(OpenAIUpstream())
+        server.models = [{"id": "/srv/models/a.gguf", "owned_by": "llamacpp"}]
+        server.answers(whole("hello"))
+        backend = RemoteBackend([Upstream(server.url)], Catalogue([]))
+        stack.push_async_callback(backend.aclose)
+        bench = Bench(backend, backend._catalogue, [server])
+        await backend.start()
+        await bench.until_seen()
+        await events_of(backend, request("a.gguf", CHAT))
+
+    assert [card.id for card in bench.catalogue.cards("vllm")] == ["a.gguf"]
+    assert server.completions[0].body["model"] == "/srv/models/a.gguf"
+
+
 async def test_what_it_does_not_list_is_unknown(one: Bench):
     with pytest.raises(UnknownModel):
         await events_of(one.backend, request("other"))

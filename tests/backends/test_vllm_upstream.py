@@ -923,7 +923,7 @@ async def test_the_models_are_those_that_can_be_named(server: OpenAIUpstream, up
         {"id": "ours", "context_length": 77, "capabilities": ["embeddings", "sorcery"]},
         {"id": "llama", "meta": {"n_ctx": 512}},
         {"id": "plain", "max_model_len": None},
-        *({"id": name} for name in ("../x", "", 7, "a\x00b", "x" * 300, "/etc/passwd")),
+        *({"id": name} for name in ("../x", "", 7, "a\x00b", "x" * 300, "http://x")),
         {"id": "odd", "max_model_len": "4096"},
         "nonsense",  # type: ignore[list-item]
     ]
@@ -1109,3 +1109,38 @@ async def test_a_limit_beyond_the_context_that_the_server_names_is_lowered(
     await events_of(upstream, chat(max_tokens=5000))
 
     assert server.completions[1].body["max_tokens"] == 993
+
+
+LLAMA = [{"id": "m", "owned_by": "llamacpp", "meta": {"n_ctx": 1000}}]
+
+
+async def test_several_choices_of_llama_server_are_counted_here(server: OpenAIUpstream, upstream: Upstream):
+    """It counts the first."""
+    server.models = LLAMA
+    script = stream(text("a"), text("b", 1), text("b", 1), finish("stop"), finish("stop", 1), usage(9, 1))
+    events = await answer(server, upstream, chat(n=2), script)
+
+    assert finished_of(events).usage == Usage(9, 3, is_estimated=True)
+
+
+async def test_lists_of_prompts_go_to_llama_server_one_by_one(server: OpenAIUpstream, upstream: Upstream):
+    server.models = LLAMA
+    choice = {"index": 0, "finish_reason": "length"}
+    server.answers(
+        document({"choices": [{**choice, "text": "a"}], "usage": counts(7, 1)}),
+        document({"choices": [{**choice, "text": "b"}], "usage": counts(5, 2)}),
+    )
+    events = await events_of(upstream, request("card", [TextPrompt(text="x"), TextPrompt(text="y")]))
+
+    assert [text_of(events, i) for i in range(2)] == ["a", "b"]
+    assert finished_of(events).usage == Usage(12, 3)
+
+
+async def test_closing_closes_a_connection_whose_body_has_not_ended(
+    server: OpenAIUpstream, upstream: Upstream
+):
+    await answer(server, upstream, streamed(), Script([text("a"), finish(), usage(1, 1), DONE, Hang()]))
+    await upstream.aclose()
+
+    async with asyncio.timeout(0.5):
+        await server.completions[0].closed.wait()

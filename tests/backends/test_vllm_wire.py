@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.errors import InvalidParameter, UnsupportedParameter
+from backends.errors import InvalidGrammar, InvalidParameter, UnsupportedParameter
 from backends.types import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from backends.vllm.dialect import GENERIC, LLAMA_SERVER, OURS, SGLANG, VLLM, Dialect, dialect_of
 from backends.vllm.wire import Plan, Quirk, plan_of
@@ -334,3 +334,70 @@ def test_a_value_that_json_cannot_hold_is_the_callers_fault():
 )
 def test_a_server_is_known_by_its_list_of_models(entry: dict[str, Any], dialect: Dialect):
     assert dialect_of(entry) is dialect
+
+
+@pytest.mark.parametrize(
+    ("dialect", "constraint", "sent"),
+    [
+        (VLLM, {"regex": "a+"}, {"structured_outputs": {"regex": "a+"}}),
+        (OURS, {"choice": ["a"]}, {"structured_outputs": {"choice": ["a"]}}),
+        (SGLANG, {"regex": "a+"}, {"regex": "a+"}),
+        (SGLANG, {"choice": ["a", 'b"']}, {"ebnf": 'root ::= "a" | "b\\""'}),
+        (LLAMA_SERVER, {"grammar": "root ::= x"}, {"grammar": "root ::= x"}),
+        (GENERIC, {"json_object": True}, {"response_format": {"type": "json_object"}}),
+    ],
+)
+def test_a_constraint_goes_where_the_server_looks_for_it(
+    dialect: Dialect, constraint: dict[str, Any], sent: dict[str, Any]
+):
+    wanted = msgspec.structs.replace(chat(), structured_outputs=constraint)
+
+    assert sent.items() <= body(wanted, dialect).items()
+
+
+@pytest.mark.parametrize("schema", [{"type": "object"}, '{"type": "object"}'])
+def test_a_schema_is_a_response_format_everywhere(schema: Any):
+    wanted = msgspec.structs.replace(request("m"), structured_outputs={"json": schema})
+    sent = body(wanted, GENERIC)
+
+    assert sent["response_format"]["json_schema"]["schema"] == {"type": "object"}
+    assert "structured_outputs" not in sent
+
+
+@pytest.mark.parametrize(
+    ("dialect", "constraint"),
+    [
+        (GENERIC, {"regex": "a+"}),
+        (GENERIC, {"choice": ["a"]}),
+        (LLAMA_SERVER, {"regex": "a+"}),
+        (GENERIC, {"json": {}, "disable_any_whitespace": True}),
+        (GENERIC, {"structural_tag": "x"}),
+    ],
+)
+def test_a_constraint_that_would_be_dropped_in_silence_is_refused(
+    dialect: Dialect, constraint: dict[str, Any]
+):
+    with pytest.raises(UnsupportedParameter) as refused:
+        plan(msgspec.structs.replace(chat(), structured_outputs=constraint), dialect)
+
+    assert refused.value.param == "structured_outputs"
+
+
+def test_a_schema_that_is_no_json_is_refused():
+    with pytest.raises(InvalidGrammar):
+        plan(msgspec.structs.replace(chat(), structured_outputs={"json": "{"}), GENERIC)
+
+
+def test_llama_server_is_asked_for_one_alternative_at_least():
+    sent = plan(chat(logprobs=0), LLAMA_SERVER)
+
+    assert (sent.body["top_logprobs"], sent.num_top) == (1, 0)
+
+
+def test_llama_server_is_not_told_of_stops_in_a_stream():
+    """It would lose the beginning of a stop that does not come."""
+    streamed = plan(chat(stop=("a",), stream=True), LLAMA_SERVER)
+
+    assert ("stop" in streamed.body, streamed.stops_unknown, streamed.stops) == (False, True, ("a",))
+    assert plan(chat(stop=("a",)), LLAMA_SERVER).body["stop"] == ["a"]
+    assert not plan(chat(stream=True), LLAMA_SERVER).stops_unknown
