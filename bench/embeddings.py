@@ -297,8 +297,8 @@ EMBEDDINGS = Measurement(
     add_arguments=add_arguments,
     measure=measure,
     table=table,
-    quick=(
-        "--clients 8 --requests 200 --unbatched-requests 100 --single-requests 20 "
-        "--chat-seconds 3 --engine-seconds 0.5"
-    ).split(),
+    quick=[
+        *("--clients=8", "--requests=200", "--unbatched-requests=100", "--single-requests=20"),
+        *("--chat-seconds=3", "--engine-seconds=0.5"),
+    ],
 )

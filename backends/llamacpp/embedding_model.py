@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -28,7 +29,7 @@ T = TypeVar("T")
 Vector = npt.NDArray[np.float32]
 
 NICENESS: Final = 10
-"""Of the engine's thread: who waits for the next word of an answer goes first."""
+"""Of the engine's thread, above the process's: who waits for the next word of an answer goes first."""
 
 _INLINE_CHARS: Final = 4096
 """Requests whose texts have up to this size together are tokenised on the event loop (about 1 ms); larger ones in a
@@ -101,7 +102,7 @@ class EmbeddingModel(LoadedModel):
         size = len(request.query) + sum(map(len, request.documents))
         pairs = await self._read(size, self._tokenize_pairs, request.query, request.documents)
         rows = await self._rows(pairs)
-        scores = [Score(index, float(row[0])) for index, row in enumerate(rows)]
+        scores = [Score(index, _probability(row)) for index, row in enumerate(rows)]
         scores.sort(key=lambda score: -score.score)
         return Ranking(tuple(scores[: request.top_n]), sum(map(len, pairs)))
 
@@ -217,9 +218,18 @@ def _unit(vector: Vector) -> Vector:
     return vector / norm if norm > 0 else vector
 
 
+def _probability(row: Vector) -> float:
+    """A reranker of one output was trained for its sigmoid; of several, the first is what it says of relevance."""
+    first = float(row[0])
+    if len(row) > 1:
+        return first
+    return 1 / (1 + math.exp(-first)) if first >= 0 else math.exp(first) / (1 + math.exp(first))
+
+
 def _step_back() -> None:
     """Give this thread, and the ones that the engine starts from it, less of a busy machine. Linux counts niceness by
     thread; elsewhere it is the process's, which is not ours to change."""
     if hasattr(os, "sched_getaffinity"):
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+            niceness = os.getpriority(os.PRIO_PROCESS, 0) + NICENESS
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
