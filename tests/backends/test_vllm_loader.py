@@ -27,6 +27,7 @@ from models.catalogue import Catalogue
 from models.errors import UnknownModel, UnusableModel
 from tests.backends.contract import endless, events_of, load, request, status_of, text_of
 from tests.backends.fake_vllm import make_python, make_weights
+from tests.backends.serving import served
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="vLLM runs on Linux")
 
@@ -152,6 +153,16 @@ async def test_only_vllms_own_metrics_are_passed_on(serve: Serve):
     await load(pool, "m")
 
     assert await pool.metrics() == b"# HELP vllm:x X.\n# TYPE vllm:x gauge\nvllm:x 1.0\n"
+
+
+async def test_the_runners_metrics_hold_those_of_its_engines(serve: Serve):
+    pool = serve("m")
+    async with served(pool) as runner:
+        await load(runner, "m")
+        text = await runner.metrics()
+
+    assert b'llm_runner_model_loaded{backend="vllm",model="m"} 1' in text
+    assert text.endswith(b"vllm:x 1.0\n")
 
 
 def test_metrics_are_bounded_and_end_with_a_whole_line():

@@ -4,6 +4,7 @@ for which loading is only to connect."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -22,7 +23,7 @@ from backends.errors import InvalidGrammar, InvalidParameter
 from backends.loader import LoadedModel
 from backends.pool import PooledBackend
 from backends.registry import FEATURES
-from backends.types import GenerationRequest, LoadProgress, SamplingParams
+from backends.types import ChatPrompt, GenerationRequest, LoadProgress, SamplingParams
 from backends.vllm.loaded import VLLMModel
 from backends.vllm.loader import VLLMLoader
 from backends.vllm.options import VLLMOptions, command_of, environment_of
@@ -32,8 +33,11 @@ from backends.vllm.weights import read_facts
 from models.card import ModelCard
 from models.catalogue import Catalogue
 from tests.backends.contract import (
+    CHAT,
     PROMPT,
+    TOOLS,
     BackendContract,
+    calls_of,
     endings_of,
     events_of,
     finished_of,
@@ -162,6 +166,27 @@ class TestVLLMBehindTheRunnerWire(BackendContract):
         pool.features = FEATURES["vllm"]
         async with served(pool) as client:
             yield client
+
+    @override
+    @pytest.mark.parametrize("stream", [False, True])
+    @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "time"}}])
+    async def test_a_tool_that_must_be_called_is(
+        self, backend: Backend, model: str, choice: str | dict[str, Any], stream: bool
+    ):
+        """vLLM holds a call's arguments to their schema only where the tool says `strict`; and it ends a call of the
+        tool that the caller named with `stop`, as OpenAI does."""
+        tools = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+        chat = ChatPrompt(messages=CHAT.messages, tools=tools)
+        events = await events_of(
+            backend, request(model, chat, tool_choice=choice, max_tokens=100, stream=stream)
+        )
+        (call,) = calls_of(events)
+
+        assert call[0].id
+        assert call[0].name == "time" if isinstance(choice, dict) else call[0].name in ("weather", "time")
+        assert all((delta.id, delta.name) == (None, None) for delta in call[1:])
+        assert json.loads("".join(delta.arguments for delta in call)) == {"city": "Oslo"}
+        assert endings_of(events)[0].finish_reason in ("tool_calls", "stop")
 
 
 @pytest.fixture
