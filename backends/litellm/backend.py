@@ -78,6 +78,8 @@ class LiteLLMBackend(Backend):
 
     @override
     async def start(self) -> None:
+        if self._pool is not None:
+            await self._pool.aclose()
         self._pool = transport.Pool(self._sdk)
         self._road = Road(
             sdk=self._sdk,

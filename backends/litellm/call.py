@@ -136,7 +136,20 @@ class Call:
         left_s = self._deadline - asyncio.get_running_loop().time()
         return pause_s if pause_s <= min(waits.WAITS_FOR_S, left_s) else None
 
-    async def _once(self, arguments: Mapping[str, Any]) -> None:
+    async def _once(self, arguments: dict[str, Any]) -> None:
+        answer = await self._answer(arguments)
+        if self._plan.stream:
+            await self._read(answer)
+            return
+        missing = await self._take(answer, self._part.choices)
+        if missing:
+            # Some who copied OpenAI's API take `n` and answer with one choice all the same.
+            self._deployment.unsendable.add("n")
+            del arguments["n"]
+        for index in missing:
+            await self._take(await self._answer(arguments), (index,))
+
+    async def _answer(self, arguments: Mapping[str, Any]) -> Any:
         call = self._road.sdk.atext_completion if self._part.is_text else self._road.sdk.acompletion
         answer = await self._within(
             call(
@@ -151,25 +164,21 @@ class Call:
         )
         if self._connection.content_type in _NO_ANSWER:
             raise UpstreamError(f"The provider {self._deployment.provider!r} answered with a page")
-        if self._plan.stream:
-            await self._read(answer)
-        else:
-            await self._take(answer)
+        return answer
 
     # A whole answer.
 
-    async def _take(self, answer: Any) -> None:
-        wanted = self._part.choices
+    async def _take(self, answer: Any, wanted: tuple[int, ...]) -> tuple[int, ...]:
+        """Pass on the choices of an answer; those that it lacks."""
         choices = list(getattr(answer, "choices", None) or ())
-        if len(choices) < len(wanted):
-            which = "no choice" if not choices else f"{len(choices)} choices for {len(wanted)}"
-            raise UpstreamError(f"The provider {self._deployment.provider!r} answered with {which}")
+        if not choices:
+            raise UpstreamError(f"The provider {self._deployment.provider!r} answered with no choice")
         tokens = usage.reported([getattr(answer, "usage", None)])
         events: EventBatch = []
         said = []
         for index, one in zip(wanted, choices, strict=False):
             choice = self._choice(index)
-            count = tokens.completion // len(wanted) if tokens is not None else 1
+            count = tokens.completion // len(choices) if tokens is not None else 1
             message = _AsDelta(one.text) if self._part.is_text else one.message
             events += choice.add(message, getattr(one, "logprobs", None), num_tokens=count)
             events += choice.finish(getattr(one, "finish_reason", None), provider=self._deployment.provider)
@@ -183,6 +192,7 @@ class Call:
         self.tokens.append(tokens)
         self._passed_on = True
         await self._put(events)
+        return wanted[len(choices) :]
 
     # A stream.
 

@@ -217,7 +217,8 @@ def _stops(stops: tuple[str, ...], deployment: Deployment, arguments: dict[str, 
 
 def _set_n(request: GenerationRequest, deployment: Deployment, arguments: dict[str, Any]) -> None:
     # Streams are never asked for several choices: LiteLLM passes on one finish reason for all of them.
-    if request.n > 1 and "n" in deployment.supported and deployment.provider in _TAKES_N:
+    takes_n = "n" in deployment.supported and "n" not in deployment.unsendable
+    if request.n > 1 and takes_n and deployment.provider in _TAKES_N:
         arguments["n"] = request.n
     if request.best_of is not None:
         arguments["best_of"] = request.best_of

@@ -31,7 +31,8 @@ class Pool:
         self._session = _open_session()
         handlers = importlib.import_module("litellm.llms.custom_httpx.http_handler")
         self._handler = handlers.AsyncHTTPHandler
-        self._own = self._handler.create_aiohttp_transport
+        # Its own maker of transports has two names there; the second one stays as it is.
+        self._own = self._handler._create_aiohttp_transport
         self._handler.create_aiohttp_transport = staticmethod(self._transport)
         self._client = importlib.import_module("httpx").AsyncClient(
             transport=self._transport(),
