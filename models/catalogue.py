@@ -77,7 +77,7 @@ class Catalogue:
         self._cards = tuple(cards)
         self._hub_allow = tuple(hub_allow)
         self._folders = ModelFolders(model_dirs)
-        self._offered: dict[BackendKind, tuple[ModelCard, ...]] = {}
+        self._offered: dict[BackendKind, dict[str, ModelCard]] = {}
         self._prefixes: dict[str, BackendKind] = {}
         self._reported: set[str] = set()
         self._outside: dict[Path, tuple[Stamp, GgufHeader | None]] = {}
@@ -133,10 +133,19 @@ class Catalogue:
         """What a backend serves without a card, in place of what it offered before. Each has one source, a remote name
         on that backend; it takes the place of a hub or file source that a card names for it. `prefixes`: it also serves
         any name that begins with one of them and a slash."""
-        self._offered[backend] = tuple(cards)
+        self._offered[backend] = {card.id: card for card in cards}
         self._prefixes = {key: kind for key, kind in self._prefixes.items() if kind != backend}
         self._prefixes.update(dict.fromkeys(prefixes, backend))
         self._view = self._look(self._folders.scan())
+
+    def offered(self, backend: BackendKind, name: str) -> ModelCard | None:
+        """What a backend itself says of a model, by its name there, with or without its provider before it."""
+        cards = self._offered.get(backend, {})
+        if name in cards:
+            return cards[name]
+        provider, _, rest = name.partition("/")
+        found = cards.get(rest)
+        return found if found is not None and found.owned_by == provider else None
 
     def broken(self) -> Mapping[str, str]:
         """Id -> why, for the files in the model folders that cannot be served."""
@@ -178,7 +187,7 @@ class Catalogue:
             other_names.update(dict.fromkeys(_other_names(file), card))
         by_name = {**other_names, **by_name}
         for kind, cards_offered in self._offered.items():
-            for card in cards_offered:
+            for card in cards_offered.values():
                 _join(card, kind, listed, by_name)
         return _View(found, tuple(listed), by_name)
 

@@ -20,7 +20,8 @@ from typing import Protocol
 
 from backends.errors import Draining, Overloaded
 from openai_compat.config import WireConfig
-from openai_compat.shared_limits import SharedSlots
+from openai_compat.errors import TooManyAtOnce
+from openai_compat.shared_limits import SharedOwnSlots, SharedSlots
 
 _POLL_S = 0.01
 """How often a waiting request looks for a slot that another worker gave back."""
@@ -53,27 +54,61 @@ class LocalSlots:
         self._free.append(number)
 
 
+class OwnSlotStore(Protocol):
+    """Slots that each principal has for himself, as many as his limit says when he asks."""
+
+    def try_acquire(self, principal: str, limit: int) -> int | None:
+        """The number of a slot of his that is free, below `limit`, or None at once."""
+
+    def release(self, principal: str, number: int) -> None:
+        """Give it back."""
+
+
+class LocalOwnSlots:
+    """Those of one process."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, set[int]] = {}
+
+    def try_acquire(self, principal: str, limit: int) -> int | None:
+        """See `OwnSlotStore`."""
+        held = self._held.setdefault(principal, set())
+        if len(held) >= limit:
+            return None
+        number = next(number for number in range(limit) if number not in held)
+        held.add(number)
+        return number
+
+    def release(self, principal: str, number: int) -> None:
+        """See `OwnSlotStore`."""
+        held = self._held[principal]
+        held.discard(number)
+        if not held:
+            del self._held[principal]
+
+
 class Slot:
     """The slot of one request: entered once, released once, whatever ends the request."""
 
-    __slots__ = ("_admission", "_number", "_started_at", "principal", "queue_ms")
+    __slots__ = ("_admission", "_number", "_own", "_started_at", "limit", "principal", "queue_ms")
 
-    def __init__(self, admission: Admission, principal: str) -> None:
+    def __init__(self, admission: Admission, principal: str, limit: int | None = None) -> None:
         self._admission = admission
         self._number: int | None = None
+        self._own: int | None = None
         self._started_at = 0.0
         self.principal = principal
+        self.limit = limit
+        """How many of the principal's requests may run or wait at once; None: no limit but the service's."""
         self.queue_ms = 0.0
         """How long the request waited; 0.0 if it did not."""
 
     def release(self) -> None:
         """Give the slot back; the second and later calls do nothing."""
-        number, self._number = self._number, None
-        if number is not None:
-            self._admission._ended(number, self._started_at)
+        self._admission._leave(self)
 
     async def __aenter__(self) -> Slot:
-        self._number, self._started_at, self.queue_ms = await self._admission._enter(self.principal)
+        await self._admission._enter(self)
         return self
 
     async def __aexit__(
@@ -95,12 +130,14 @@ class Admission:
         *,
         num_slots: int,
         places: SlotStore | None = None,
+        own_slots: OwnSlotStore | None = None,
         queue_timeout_s: float = 0.0,
         poll_s: float | None = None,
         on_change: Callable[[int, int], None] = lambda _running, _waiting: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._slots = slots
+        self._own_slots = own_slots or LocalOwnSlots()
         self._num_slots = num_slots
         self._places = places if queue_timeout_s > 0 else None
         self._queue_timeout_s = queue_timeout_s
@@ -122,14 +159,17 @@ class Admission:
         limit, queue_size = config.max_concurrent_completions, config.queue_size
         slots: SlotStore = LocalSlots(limit)
         places: SlotStore | None = LocalSlots(queue_size) if queue_size > 0 else None
+        own_slots: OwnSlotStore = LocalOwnSlots()
         shared = config.shared_dir if config.num_workers > 1 else None
         if shared is not None:
             slots = SharedSlots.open(shared / "completion_slots", limit)
             places = SharedSlots.open(shared / "waiting_places", queue_size) if queue_size > 0 else None
+            own_slots = SharedOwnSlots.open(shared / "principals_slots")
         return cls(
             slots,
             num_slots=limit,
             places=places,
+            own_slots=own_slots,
             queue_timeout_s=config.queue_timeout_s,
             poll_s=None if shared is None else _POLL_S,
             on_change=on_change,
@@ -166,12 +206,13 @@ class Admission:
         you."""
         return min(30.0, max(1.0, self._mean_s * (len(self._queue) + 1) / self._num_slots))
 
-    def slot(self, principal: str) -> Slot:
-        """`async with admission.slot(principal) as slot:`, or `await admission.acquire(principal)`.
+    def slot(self, principal: str, limit: int | None = None) -> Slot:
+        """`async with admission.slot(principal) as slot:`, or `await admission.acquire(principal)`. `limit`: how many
+        of this principal's may run or wait at once.
 
-        Raises on entry: Overloaded (no slot, no place, or waited too long), Draining.
+        Raises on entry: TooManyAtOnce, Overloaded (no slot, no place, or waited too long), Draining.
         """
-        return Slot(self, principal)
+        return Slot(self, principal, limit)
 
     async def acquire(self, principal: str) -> Slot:
         """An entered slot; the caller owes it one `release`."""
@@ -200,7 +241,24 @@ class Admission:
             self._idle.remove(future)
         return True
 
-    async def _enter(self, principal: str) -> tuple[int, float, float]:
+    async def _enter(self, slot: Slot) -> None:
+        if slot.limit is not None:
+            slot._own = self._take_own(slot.principal, slot.limit)
+        try:
+            slot._number, slot._started_at, slot.queue_ms = await self._obtain(slot.principal)
+        except BaseException:
+            self._leave(slot)
+            raise
+
+    def _leave(self, slot: Slot) -> None:
+        number, slot._number = slot._number, None
+        if number is not None:
+            self._ended(number, slot._started_at)
+        own, slot._own = slot._own, None
+        if own is not None:
+            self._own_slots.release(slot.principal, own)
+
+    async def _obtain(self, principal: str) -> tuple[int, float, float]:
         """(slot number, now, queue_ms)."""
         if self._draining:
             raise self._refusal()
@@ -252,6 +310,15 @@ class Admission:
         self._mean_s += _SMOOTHING * (self._clock() - started_at - self._mean_s)
         self._give(number)
         self._changed()
+
+    def _take_own(self, principal: str, limit: int) -> int:
+        """One of the principal's own places, which he keeps while he waits, too. Raises: TooManyAtOnce, Draining."""
+        if self._draining:
+            raise self._refusal()
+        number = self._own_slots.try_acquire(principal, limit)
+        if number is None:
+            raise TooManyAtOnce(limit, retry_after_s=min(30.0, max(1.0, self._mean_s / limit)))
+        return number
 
     def _take(self) -> int | None:
         number = self._slots.try_acquire()

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from backends.base import Backend
 from models.catalogue import Catalogue
 from openai_compat.admission import Admission
+from openai_compat.budgets import Budgets
 from openai_compat.config import WireConfig
 from openai_compat.metrics import Metrics
 from openai_compat.middleware import PASS_ON, layers
@@ -26,6 +27,7 @@ from openai_compat.routes import chat, completions, embeddings, health, models, 
 from openai_compat.serving.gateway import Gateway
 from openai_compat.serving.health import HealthCache
 from openai_compat.serving.info import SERVICE_TITLE, SERVICE_VERSION
+from openai_compat.spending_file import SpendingFile
 
 ROUTES: Final = (
     Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
@@ -64,6 +66,11 @@ def create_app(
     )
     admission = Admission.from_config(config, on_change=metrics.occupancy)
     embedding_admission = Admission.for_embeddings(config)
+    budgets = Budgets(
+        SpendingFile(config.state_dir) if config.state_dir is not None else None,
+        config.budgets,
+        on_cost=metrics.principal_cost,
+    )
     gateway = Gateway(
         backends,
         catalogue,
@@ -72,6 +79,7 @@ def create_app(
         embedding_admission,
         metrics,
         HealthCache(backends),
+        budgets,
         tuple(scrapes),
     )
 
@@ -90,6 +98,7 @@ def create_app(
             yield
         finally:
             await gateway.health.aclose()
+            await budgets.aclose()
             await asyncio.gather(*(backend.aclose() for backend in backends.values()), return_exceptions=True)
             metrics.close()
 

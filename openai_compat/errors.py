@@ -9,6 +9,8 @@ too; all of them are the caller's fault:
     ├── ValidationFailed        the body (or a query parameter) is not what the schema says
     ├── AuthenticationRequired  no token, a malformed one or an unknown one
     ├── RateLimited             the principal's bucket is empty
+    ├── QuotaExceeded           the principal has spent its day's budget
+    ├── TooManyAtOnce           the principal runs as many completions as it may
     ├── NotFound                no such path
     ├── MethodNotAllowed        the path exists, the method does not
     ├── RequestTooLarge         the body is longer than the limit
@@ -75,6 +77,26 @@ class RateLimited(be.RequestError):
 
     def __init__(self, message: str = "Rate limit exceeded", *, retry_after_s: float) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
+
+
+class QuotaExceeded(be.RequestError):
+    """The principal has spent what it may in a day; `resets_in_s` until the next one begins."""
+
+    def __init__(self, *, limit_usd: float, resets_in_s: float) -> None:
+        super().__init__(
+            f"The budget of {limit_usd:g} US dollars for today is spent; it begins anew at 00:00 UTC, "
+            f"in {math.ceil(resets_in_s)} s",
+            retry_after_s=resets_in_s,
+        )
+
+
+class TooManyAtOnce(be.RequestError):
+    """The principal already runs as many completions as it may; the service itself may have room."""
+
+    def __init__(self, limit: int, *, retry_after_s: float) -> None:
+        super().__init__(
+            f"This caller may run {limit} completions at once, and does", retry_after_s=retry_after_s
+        )
 
 
 class NotFound(be.RequestError):
@@ -146,6 +168,8 @@ ROWS: dict[type[Exception], Row] = {
     ValidationFailed: Row(422, _INVALID, "validation_error"),
     AuthenticationRequired: Row(401, "authentication_error", "invalid_api_key"),
     RateLimited: Row(429, "rate_limit_error", "rate_limit_exceeded", 1.0),
+    QuotaExceeded: Row(429, "insufficient_quota", "insufficient_quota", 3600.0),
+    TooManyAtOnce: Row(429, "rate_limit_error", "concurrency_limit", 1.0),
     NotFound: Row(404, _INVALID, "not_found"),
     MethodNotAllowed: Row(405, _INVALID, "method_not_allowed"),
     RequestTooLarge: Row(413, _INVALID, "request_too_large"),
@@ -230,7 +254,7 @@ def error_body(exc: BaseException) -> bytes:
 
 def error_headers(exc: BaseException) -> dict[str, str]:
     """Headers that belong to the error itself, names in lower case: `retry-after` in whole seconds >= 1 and
-    `retry-after-ms`, `www-authenticate`, `allow`."""
+    `retry-after-ms`, `www-authenticate`, `allow`, `x-should-retry`."""
     known = known_error(exc)
     row = error_row(known)
     headers: dict[str, str] = {}
@@ -243,6 +267,9 @@ def error_headers(exc: BaseException) -> dict[str, str]:
         headers["retry-after-ms"] = str(wait_ms)
     if isinstance(known, AuthenticationRequired):
         headers["www-authenticate"] = "Bearer"
+    elif isinstance(known, QuotaExceeded):
+        # OpenAI's SDKs try a 429 again unless this tells them not to.
+        headers["x-should-retry"] = "false"
     elif isinstance(known, MethodNotAllowed):
         headers["allow"] = ", ".join(known.allow)
     elif isinstance(known, RequestTooLarge):

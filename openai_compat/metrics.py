@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal, ParamSpec
 
+from models.card import FallbackReason
 from openai_compat.exposition import Cell, HistogramCells, SeriesFiles, merge_texts
+from openai_compat.principals import Principal
 from openai_compat.record import RequestRecord
 
 Phase = Literal["queued", "prefill", "decode"]
@@ -31,6 +33,8 @@ _REASONS = frozenset({"stop", "length", "tool_calls", "content_filter"})
 _KINDS = frozenset({"llamacpp", "vllm", "litellm", "fake"})
 _REFUSALS = frozenset({401, 413, 415, 422, 429, 503})
 _MAX_MODELS = 1000
+_MAX_PRINCIPALS = 1000
+"""Beside the file's names of now, those it had before keep their series."""
 _REFRESH_S = 1.0
 
 # vLLM's bounds, so that its dashboards draw ours; the finer ones below a millisecond are for the overhead.
@@ -211,6 +215,9 @@ class Metrics:
         self._models: dict[tuple[str, str], _ModelSeries] = {}
         self._http: dict[tuple[str, str, int], Cell] = {}
         self._rejected: dict[str, Cell] = {}
+        self._fallbacks: dict[tuple[str, str, str], Cell] = {}
+        self._costs: dict[tuple[str, str], Cell] = {}
+        self._callers: dict[str, tuple[Cell, Cell]] = {}
         files = self._files
         self._running = files.gauge("llm:num_requests_running", "Completions that hold a slot.", {})
         self._waiting = files.gauge("llm:num_requests_waiting", "Completions that wait for a slot.", {})
@@ -258,6 +265,38 @@ class Metrics:
         cell.add(1)
         if record.error_code is not None and record.status in _REFUSALS:
             self._rejection(record.error_code).add(1)
+        if record.caller is not None and record.caller.is_named:
+            self._caller(record.caller)[0].add(1)
+
+    @_never_raises
+    def fallback(self, *, model: str, backend: str, reason: FallbackReason) -> None:
+        """A request went on from this model to another one."""
+        key = (*self._labels(model, backend), reason)
+        cell = self._fallbacks.get(key)
+        if cell is None:
+            labels = {"model": key[0], "backend": key[1], "reason": reason}
+            cell = self._fallbacks[key] = self._files.counter(
+                "llm:fallbacks_total", "Requests that went on from this model to another, by reason.", labels
+            )
+        cell.add(1)
+
+    @_never_raises
+    def cost(self, usd: float, *, model: str, backend: str) -> None:
+        """What an answer cost."""
+        key = self._labels(model, backend)
+        cell = self._costs.get(key)
+        if cell is None:
+            labels = {"model": key[0], "backend": key[1]}
+            cell = self._costs[key] = self._files.counter(
+                "llm:cost_usd_total", "What answers cost, US dollars.", labels
+            )
+        cell.add(usd)
+
+    @_never_raises
+    def principal_cost(self, principal: Principal, usd: float) -> None:
+        """What a named principal was answered for (`Budgets` calls it)."""
+        if principal.is_named:
+            self._caller(principal)[1].add(usd)
 
     def render(self, extra: Iterable[bytes] = ()) -> bytes:
         """Prometheus text of every gateway worker of this host, with the runners' own texts merged in. Reads
@@ -280,13 +319,34 @@ class Metrics:
         found = self._models.get((model, backend))
         if found is not None:
             return found
-        key = (
-            model if self._is_known(model) else UNKNOWN,
-            backend if backend in _KINDS else UNKNOWN,
-        )
+        key = self._labels(model, backend)
         found = self._models.get(key)
         if found is None:
             found = self._models[key] = _ModelSeries(self._files, *key)
+        return found
+
+    def _labels(self, model: str, backend: str) -> tuple[str, str]:
+        return (
+            model if self._is_known(model) else UNKNOWN,
+            backend if backend in _KINDS else UNKNOWN,
+        )
+
+    def _caller(self, principal: Principal) -> tuple[Cell, Cell]:
+        """Requests and cost of one named principal; names beyond the bound count as `unknown`."""
+        name = principal.name
+        found = self._callers.get(name)
+        if found is None:
+            if len(self._callers) >= _MAX_PRINCIPALS:
+                name = UNKNOWN
+                if name in self._callers:
+                    return self._callers[name]
+            labels = {"principal": name}
+            found = self._callers[name] = (
+                self._files.counter("llm:principal_requests_total", "Requests of a named caller.", labels),
+                self._files.counter(
+                    "llm:principal_cost_usd_total", "What a named caller's answers cost, US dollars.", labels
+                ),
+            )
         return found
 
     def _is_known(self, model: str) -> bool:

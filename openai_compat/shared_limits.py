@@ -1,8 +1,10 @@
-"""Limits that several gateway workers of one host keep together, in two files of the instance's folder.
+"""Limits that several gateway workers of one host keep together, in files of the instance's folder.
 
 `SharedSlots`: one byte of a file per slot, held by a POSIX record lock. The kernel drops the locks of a
 process that ends, however it ends, so a worker that is killed gives its slots back without anybody noticing
 its death.
+
+`SharedOwnSlots`: the same for the slots that a single principal has.
 
 `SharedBuckets`: a table of token buckets in a shared memory map, a set-associative cache: a key may stand in
 any of the `WAYS` entries of its own set, so a lookup reads one set and there are no deletions to keep track
@@ -21,6 +23,7 @@ import os
 import struct
 import threading
 from pathlib import Path
+from typing import Final
 
 WAYS = 8
 _SET = struct.Struct("<" + "16sd" * WAYS)
@@ -30,6 +33,7 @@ _EMPTY = bytes(16)
 _SLACK_S = 1e-6
 
 _open_slots: dict[Path, SharedSlots] = {}
+_open_own_slots: dict[Path, SharedOwnSlots] = {}
 _open_buckets: dict[Path, SharedBuckets] = {}
 _opening = threading.Lock()
 
@@ -87,6 +91,50 @@ class SharedSlots:
         if number in self._held:
             self._held.discard(number)
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, number)
+
+
+class SharedOwnSlots:
+    """Slots of each principal, shared by every process that opened `path`. Safe from one thread.
+
+    A lock may lie beyond the end of its file, so a principal's slots are bytes of an empty file whose place follows
+    from his name; two names share a place in one case of 2^40.
+    """
+
+    MAX_LIMIT: Final = 1 << 14
+
+    def __init__(self, path: Path) -> None:
+        self._fd = _open_private(path, 0)
+        self._held: set[int] = set()
+
+    @classmethod
+    def open(cls, path: Path) -> SharedOwnSlots:
+        """The one object of this process for `path`."""
+        with _opening:
+            key = path.absolute()
+            found = _open_own_slots.get(key)
+            if found is None:
+                found = _open_own_slots[key] = cls(path)
+            return found
+
+    def try_acquire(self, principal: str, limit: int) -> int | None:
+        """The number of a free slot below `limit` (at most `MAX_LIMIT`), or None at once."""
+        first = self._first(principal)
+        for number in range(limit):
+            if first + number not in self._held and _try_lock(self._fd, first + number):
+                self._held.add(first + number)
+                return number
+        return None
+
+    def release(self, principal: str, number: int) -> None:
+        """Give it back. A number that is not held is ignored."""
+        offset = self._first(principal) + number
+        if offset in self._held:
+            self._held.discard(offset)
+            fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, offset)
+
+    def _first(self, principal: str) -> int:
+        digest = hashlib.blake2b(principal.encode("utf-8", "replace"), digest_size=5).digest()
+        return int.from_bytes(digest, "little") * self.MAX_LIMIT
 
 
 class SharedBuckets:

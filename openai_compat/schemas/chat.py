@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from backends.types import Feature
+from openai_compat.principals import Privacy
 from openai_compat.schemas.fields import Boolean, Integer, ListOf, Object, OneOf, Text
 from openai_compat.schemas.messages import Messages
 from openai_compat.schemas.problems import Problems
@@ -95,6 +96,7 @@ class ChatRequest:
     messages: list[dict[str, Any]]
     model: str
     backend: str | None
+    privacy: Privacy
     stream: bool
     include_usage: bool
     n: int
@@ -135,6 +137,7 @@ def read_chat(body: Mapping[str, Any], *, strict: bool = False) -> ChatRequest:
         messages=values["messages"],
         model=values["model"],
         backend=values.get("backend"),
+        privacy=values.get("privacy", "any"),
         stream=values.get("stream", False),
         include_usage=include_usage(values),
         n=values.get("n", 1),

@@ -9,6 +9,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from backends.types import Feature
+from openai_compat.principals import Privacy
 from openai_compat.schemas.fields import (
     TOKEN_ID,
     Boolean,
@@ -95,6 +96,7 @@ class CompletionRequest:
     prompts: list[str | list[int]]
     model: str | None
     backend: str | None
+    privacy: Privacy
     stream: bool
     include_usage: bool
     n: int
@@ -140,6 +142,7 @@ def read_completion(body: Mapping[str, Any], *, strict: bool = False) -> Complet
         prompts=list(prompts),
         model=values.get("model"),
         backend=values.get("backend"),
+        privacy=values.get("privacy", "any"),
         stream=values.get("stream", False),
         include_usage=include_usage(values),
         n=n,

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from openai_compat.principals import Privacy
 from openai_compat.schemas.completions import PromptKind
 from openai_compat.schemas.fields import Integer, OneOf, Text
 from openai_compat.schemas.problems import Problems
-from openai_compat.schemas.table import ROUTING, Field, Table, check_body, harmless
+from openai_compat.schemas.table import PRIVACY, ROUTING, Field, Table, check_body, harmless
 
 MAX_INPUTS: Final = 2048
 """As in OpenAI's API."""
@@ -25,6 +26,7 @@ EMBEDDINGS: Final[Table] = {
         Integer(1, MAX_DIMENSIONS), "Length of the vectors: cut, and brought back to length 1."
     ),
     "user": harmless(Text(), "An end user's id."),
+    "privacy": PRIVACY,
     **ROUTING,
 }
 
@@ -39,6 +41,7 @@ class EmbeddingBody:
     is_base64: bool
     dimensions: int | None
     ignored: tuple[str, ...]
+    privacy: Privacy = "any"
 
 
 def read_embedding(body: Mapping[str, Any], *, strict: bool = False) -> EmbeddingBody:
@@ -54,4 +57,5 @@ def read_embedding(body: Mapping[str, Any], *, strict: bool = False) -> Embeddin
         is_base64=values.get("encoding_format") == "base64",
         dimensions=values.get("dimensions"),
         ignored=tuple(checked.ignored),
+        privacy=values.get("privacy", "any"),
     )

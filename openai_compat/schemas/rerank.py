@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from typing_extensions import override
 
+from openai_compat.principals import Privacy
 from openai_compat.schemas.fields import Boolean, Integer, Kind, ListOf, Schema, Text
 from openai_compat.schemas.problems import INVALID, Loc, Problems
-from openai_compat.schemas.table import ROUTING, Field, Table, check_body, harmless
+from openai_compat.schemas.table import PRIVACY, ROUTING, Field, Table, check_body, harmless
 
 MAX_DOCUMENTS: Final = 1000
 
@@ -59,6 +60,7 @@ _MODEL: Final[Table] = {
     "model": Field(Text(min_length=1), "A model of GET /v1/models, by id or alias.", required=True),
     "backend": Field(Text(min_length=1), "Serve on this backend: litellm, vllm or llamacpp."),
     "user": harmless(Text(), "An end user's id."),
+    "privacy": PRIVACY,
     **ROUTING,
 }
 
@@ -90,6 +92,7 @@ class RerankBody:
     model: str
     backend: str | None
     ignored: tuple[str, ...]
+    privacy: Privacy = "any"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,7 @@ class ScoreBody:
     model: str
     backend: str | None
     ignored: tuple[str, ...]
+    privacy: Privacy = "any"
 
 
 def read_rerank(body: Mapping[str, Any], *, strict: bool = False) -> RerankBody:
@@ -117,6 +121,7 @@ def read_rerank(body: Mapping[str, Any], *, strict: bool = False) -> RerankBody:
         model=values["model"],
         backend=values.get("backend"),
         ignored=tuple(checked.ignored),
+        privacy=values.get("privacy", "any"),
     )
 
 
@@ -137,4 +142,10 @@ def read_score(body: Mapping[str, Any], *, strict: bool = False) -> ScoreBody:
             msg = f"text_1 holds {len(first)} texts and text_2 {len(others)}: one, or as many as text_2"
             problems.add("value_error", ("text_1",), msg, None)
     problems.raise_if_any()
-    return ScoreBody(queries, values["model"], values.get("backend"), tuple(checked.ignored))
+    return ScoreBody(
+        queries=queries,
+        model=values["model"],
+        backend=values.get("backend"),
+        ignored=tuple(checked.ignored),
+        privacy=values.get("privacy", "any"),
+    )

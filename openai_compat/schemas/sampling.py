@@ -25,7 +25,7 @@ from openai_compat.schemas.structured import (
     StructuredOutputs,
     check_constraints_together,
 )
-from openai_compat.schemas.table import Field, Table, harmless, needs, refused
+from openai_compat.schemas.table import PRIVACY, Field, Table, harmless, needs, refused
 
 MAX_TOKENS: Final = 1_000_000
 MAX_GRAMMAR_CHARS: Final = 65_536
@@ -91,7 +91,7 @@ SAMPLING: Final[Table] = {
     "prompt_cache_key": harmless(Text(), "A cache hint: prefixes are found without one."),
     "prompt_cache_retention": harmless(Text(), "A cache hint: prefixes are found without one."),
     "safety_identifier": harmless(Text(), "An end user's id."),
-    "privacy": refused(Anything(), "Where a prompt may go."),
+    "privacy": PRIVACY,
     "receipt": refused(Anything(), "Proof of what was served."),
     "guided_json": refused(Anything(), "vLLM's older form of constrained output."),
     "guided_regex": refused(Text(), "vLLM's older form of constrained output."),

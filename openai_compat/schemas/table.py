@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, Final
 
 from backends.types import Feature
-from openai_compat.schemas.fields import Anything, Kind, Schema, nullable
+from openai_compat.schemas.fields import Anything, Kind, OneOf, Schema, nullable
 from openai_compat.schemas.problems import INVALID, Problems
 
 
@@ -55,6 +55,11 @@ ROUTING: Final[Table] = {
         "model_list",
     )
 }
+
+
+PRIVACY: Final = Field(
+    OneOf("local", "any"), "`local` keeps what is sent from every cloud; a caller's own rule can be no laxer."
+)
 
 
 def harmless(kind: Kind, doc: str) -> Field:

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from backends.errors import BackendTimeout, ModelNotReady
 from openai_compat.metrics import RequestTimer
 from openai_compat.record import RequestRecord, record_of
+from openai_compat.serving.cost import require_budget, require_price
 from openai_compat.serving.disconnect import client_left
 from openai_compat.serving.gateway import Gateway, Target
 from openai_compat.serving.ignored import ignored_headers
@@ -42,9 +43,12 @@ class Call:
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
         """What `work` gives, which is cancelled when the client leaves or the time is over.
 
-        Raises: Overloaded, Draining, BackendTimeout, ModelNotReady, ClientDisconnect, and what `work` raises.
+        Raises: QuotaExceeded, Overloaded, Draining, BackendTimeout, ModelNotReady, ClientDisconnect, and what `work`
+        raises.
         """
         try:
+            require_price(self._gateway, self._target)
+            await require_budget(self._gateway, self.record.caller, self._target)
             async with self._gateway.embedding_admission.slot(self.record.principal or "") as slot:
                 self._timer.admitted(slot.queue_ms)
                 begun = time.monotonic()

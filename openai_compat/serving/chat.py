@@ -3,36 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+
+from starlette.types import Scope
 
 from backends.types import ChatPrompt, Feature, GenerationRequest
+from openai_compat.record import record_of
 from openai_compat.schemas.chat import ChatRequest
 from openai_compat.serving.answers import ChatAnswer, engine_request_id
 from openai_compat.serving.constraints import check_constraints
 from openai_compat.serving.exchange import Exchange
+from openai_compat.serving.fallback import Fallbacks, is_bound_to_vocabulary
 from openai_compat.serving.gateway import (
     Gateway,
     Target,
     has_feature,
+    privacy_for,
     refuse,
     require_capability,
     require_features,
 )
 from openai_compat.serving.messages import normalise
+from openai_compat.serving.plan import Plan
 from openai_compat.serving.sampling import resolve
 
 
-def serve_chat(gateway: Gateway, asked: ChatRequest, request_id: str) -> Exchange:
+def serve_chat(gateway: Gateway, asked: ChatRequest, scope: Scope) -> Exchange:
     """Pick the model, judge what only the model can judge, and prepare the answer.
 
     Raises: BackendNotAvailable, UnknownModel, UnsupportedParameter, InvalidGrammar.
     """
-    target = gateway.resolve(asked.model, asked.backend)
+    record = record_of(scope)
+    privacy = privacy_for(scope, asked.privacy)
+    target = gateway.resolve(asked.model, asked.backend, privacy)
+    make = partial(plan_chat, gateway, asked, record.request_id)
+    plan = make(target)
+    check_constraints(asked)
+    fallbacks = None
+    if target.card.fallbacks and asked.backend is None and not is_bound_to_vocabulary(plan.request):
+        fallbacks = Fallbacks(gateway, target.card, make, privacy=privacy, caller=record.caller)
+    return Exchange(gateway, plan, fallbacks)
+
+
+def plan_chat(gateway: Gateway, asked: ChatRequest, request_id: str, target: Target) -> Plan:
+    """The request as the target is to be asked it. Raises: UnsupportedParameter."""
     card = target.card
     require_capability(card, "chat", what="chat")
     refuse(asked.refused, card)
     needed, ignored = _without_idle_effort(asked, target)
     require_features(needed, target)
-    check_constraints(asked)
     takes_tools = has_feature(target, "tools")
     prompt = ChatPrompt(
         messages=normalise(asked.messages, vision="vision" in card.capabilities, model=card.id),
@@ -62,7 +81,7 @@ def serve_chat(gateway: Gateway, asked: ChatRequest, request_id: str) -> Exchang
         structured_outputs=asked.structured_outputs,
         reasoning_effort=asked.reasoning_effort if has_feature(target, "reasoning_effort") else None,
     )
-    return Exchange(gateway, target, request, answer, ignored)
+    return Plan(target, request, answer, ignored)
 
 
 def _without_idle_effort(asked: ChatRequest, target: Target) -> tuple[Mapping[str, Feature], tuple[str, ...]]:

@@ -17,7 +17,7 @@ from backends.errors import BackendFailed
 from backends.types import TextPrompt, TokenPrompt
 from openai_compat.schemas.embeddings import EmbeddingBody
 from openai_compat.serving.calls import Call
-from openai_compat.serving.gateway import Gateway, Target, require_capability
+from openai_compat.serving.gateway import Gateway, Target, privacy_for, require_capability
 
 _VECTORS_AT_ONCE: Final = 64
 """Written between two turns of the event loop: about 1 ms for vectors of 384 numbers."""
@@ -27,7 +27,7 @@ _encode = msgspec.json.Encoder().encode
 
 async def serve_embeddings(gateway: Gateway, asked: EmbeddingBody, request: Request) -> Response:
     """Raises: BackendNotAvailable, UnknownModel, UnsupportedParameter, what `Call.run` and `Backend.embed` raise."""
-    target = gateway.resolve(asked.model, asked.backend)
+    target = gateway.resolve(asked.model, asked.backend, privacy_for(request.scope, asked.privacy))
     require_capability(target.card, "embeddings", what="embeddings")
     call = Call(gateway, target, request, asked.ignored)
     wanted = EmbeddingRequest(

@@ -1,7 +1,11 @@
 """One admitted completion, from the slot to the last byte.
 
-    worker task       slot -> backend.generate -> chunks written, or choices collected
-    this task         watches the client and the clock, and ends the worker
+    worker task       budget -> slot -> attempts -> cost -> the end
+        attempt       backend.generate -> chunks written, or choices collected
+    this task         watches the client and the clock, and ends the worker, or its attempt
+
+An attempt that fails before anything was written may be followed by one with another model (`fallback`): all of them
+have one slot and one deadline, and the last one's error is not what the caller hears of, but the first one's.
 
 Whatever ends a request (answer, error, deadline, the client leaving, shutdown) ends the worker, and the
 worker's exit closes the generator, which aborts the engine's work, and gives the slot back once. Two tasks
@@ -27,7 +31,6 @@ from backends.types import (
     ChoiceFinished,
     EventBatch,
     Finished,
-    GenerationRequest,
     ReasoningDelta,
     Started,
     TextDelta,
@@ -35,12 +38,14 @@ from backends.types import (
 )
 from openai_compat.errors import error_row, is_internal
 from openai_compat.record import record_of
-from openai_compat.serving.answers import Answer
 from openai_compat.serving.collect import Collected
+from openai_compat.serving.cost import estimate_usd, require_budget, require_price, usd_text
 from openai_compat.serving.disconnect import client_left
-from openai_compat.serving.gateway import Gateway, Target
+from openai_compat.serving.fallback import Fallbacks
+from openai_compat.serving.gateway import Gateway
 from openai_compat.serving.http10 import whole_for_http10
 from openai_compat.serving.ignored import ignored_headers
+from openai_compat.serving.plan import Plan
 from openai_compat.serving.stream import Headers, StreamWriter
 
 _log = logging.getLogger("llm.wire")
@@ -56,42 +61,51 @@ class _Clock:
 
     begun_at: float
     admitted_at: float | None = None
+    asked_at: float = 0.0
+    """When the attempt began; later times are the attempt's too."""
     started_at: float | None = None
     first_at: float | None = None
     last_at: float = 0.0
     asked_state_at: float | None = None
 
+    def begin_attempt(self, now: float) -> None:
+        self.asked_at = now
+        self.started_at = self.first_at = self.asked_state_at = None
+
 
 class Exchange(Response):
     """The response to one completion request. Nothing happens before it is called with the connection."""
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        target: Target,
-        request: GenerationRequest,
-        answer: Answer,
-        ignored: tuple[str, ...],
-    ) -> None:
+    def __init__(self, gateway: Gateway, plan: Plan, fallbacks: Fallbacks | None = None) -> None:
         self.gateway = gateway
-        self.target = target
-        self.request = request
-        self.answer = answer
-        self.ignored = ignored
         self.status_code = 200
         self.background = None
-        self._queue_ms = 0.0
-        self._num_tokens = 0
+        self._fallbacks = fallbacks
+        self._interruption: Exception | None = None
+        self._is_attempting = False
+        self._queue_ms = self._slot_ms = 0.0
         self._asked_at = 0.0
         self._wrote_content = False
+        self._take_up(plan)
+
+    def _take_up(self, plan: Plan) -> None:
+        """Everything that belongs to one attempt, as it is before it."""
+        self.target = plan.target
+        self.request = plan.request
+        self.answer = plan.answer
+        self.ignored = plan.ignored
+        self._was_asked = False
+        self._num_batches = 0
+        self._num_tokens = 0
         self._finished: Finished | None = None
         self._reason = "stop"
-        self._open_choices = set(range(answer.num_choices))
+        self._open_choices = set(range(plan.answer.num_choices))
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
         self._record = record_of(scope)
+        self._caller = self._record.caller
         self._clock = _Clock(begun_at=loop.time())
         self._timer = self.gateway.metrics.timer(
             self._record, model=self.target.card.id, backend=self.target.kind
@@ -118,6 +132,8 @@ class Exchange(Response):
             return
         if document is not None:
             headers = [(b"content-type", b"application/json"), *self._own_headers()]
+            if self._record.cost_usd is not None:
+                headers.append((b"x-llm-cost-usd", usd_text(self._record.cost_usd).encode()))
             headers.append((b"content-length", str(len(document)).encode()))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": document})
@@ -125,7 +141,7 @@ class Exchange(Response):
     # The watching task.
 
     async def _supervise(self, receive: Receive, writer: StreamWriter | None) -> bytes | None:
-        work = asyncio.create_task(self._stream(writer) if writer else self._collect())
+        work = asyncio.create_task(self._work(writer))
         leaving = asyncio.create_task(client_left(receive))
         both = {work, leaving}
         shortest_s = self._shortest_limit_s()
@@ -138,7 +154,7 @@ class Exchange(Response):
                     break
                 if leaving.done():
                     raise _ClientLeft
-                await self._ring(writer)
+                await self._ring(writer, work)
             return work.result()
         finally:
             leaving.cancel()
@@ -166,7 +182,7 @@ class Exchange(Response):
             return alarm
         if clock.started_at is None:
             asked_at = clock.asked_state_at
-            alarm = min(alarm, clock.admitted_at + config.load_wait_s if asked_at is None else asked_at + 1.0)
+            alarm = min(alarm, clock.asked_at + config.load_wait_s if asked_at is None else asked_at + 1.0)
         if writer is not None:
             alarm = min(alarm, self._token_deadline())
             if writer.started:
@@ -181,10 +197,10 @@ class Exchange(Response):
         if clock.first_at is None:
             if clock.admitted_at is None or config.first_token_timeout_s is None:
                 return math.inf
-            return clock.admitted_at + config.first_token_timeout_s
+            return clock.asked_at + config.first_token_timeout_s
         return math.inf if config.idle_timeout_s is None else clock.last_at + config.idle_timeout_s
 
-    async def _ring(self, writer: StreamWriter | None) -> None:
+    async def _ring(self, writer: StreamWriter | None, work: asyncio.Task[bytes | None]) -> None:
         """Do what is due now. Raises: BackendTimeout, ModelNotReady."""
         config, clock = self.gateway.config, self._clock
         now = asyncio.get_running_loop().time()
@@ -192,66 +208,172 @@ class Exchange(Response):
             raise BackendTimeout(f"The request took longer than {config.request_timeout_s:g} s")
         if clock.admitted_at is None:
             return
-        if clock.started_at is None and now >= clock.admitted_at + config.load_wait_s:
+        if clock.started_at is None and now >= clock.asked_at + config.load_wait_s:
             clock.asked_state_at = now
-            if await self.gateway.health.state_of(self.target.kind, self.target.card.id) in _LOADING:
-                raise ModelNotReady(
-                    f"The model {self.target.card.id!r} is still loading after {config.load_wait_s:g} s"
-                )
+            target = self.target
+            is_loading = await self.gateway.health.state_of(target.kind, target.card.id) in _LOADING
+            if is_loading and clock.started_at is None and self.target is target:
+                message = f"The model {target.card.id!r} is still loading after {config.load_wait_s:g} s"
+                self._end_attempt(ModelNotReady(message), writer, work)
+                return
         if writer is None:
             return
         if now >= self._token_deadline():
             what = "first token" if clock.first_at is None else "next token"
             limit_s = config.first_token_timeout_s if clock.first_at is None else config.idle_timeout_s
-            raise BackendTimeout(f"The {what} took longer than {limit_s:g} s")
+            self._end_attempt(BackendTimeout(f"The {what} took longer than {limit_s:g} s"), writer, work)
+            return
         if not writer.started:
             if now >= clock.admitted_at + config.header_hold_s:
                 await writer.open()
         elif now >= writer.wrote_at + config.keep_alive_s:
             await writer.keep_alive()
 
+    def _end_attempt(
+        self, error: Exception, writer: StreamWriter | None, work: asyncio.Task[bytes | None]
+    ) -> None:
+        """End the attempt in hand, or the request where no other can follow. Raises: `error`."""
+        if self._interruption is not None or not self._is_attempting:
+            return
+        if not self._may_try_again(writer):
+            raise error
+        self._interruption = error
+        self._clock.begin_attempt(math.inf)
+        work.cancel()
+
     # The working task.
 
-    async def _collect(self) -> bytes:
-        collected = Collected(self.answer.num_choices)
-        async with self.gateway.admission.slot(self._record.principal or "") as slot:
+    async def _work(self, writer: StreamWriter | None) -> bytes | None:
+        await require_budget(self.gateway, self._caller, self.target)
+        caller = self._caller
+        name, limit = (caller.name, caller.max_concurrent) if caller is not None else ("", None)
+        async with self.gateway.admission.slot(name, limit) as slot:
             self._admit(slot.queue_ms)
-            events = self.target.backend.generate(self.request)
-            try:
-                async for batch in events:
-                    self._note(batch)
-                    collected.add(batch)
-            finally:
-                await events.aclose()
-        self._record.waited(time.monotonic() - self._asked_at)
-        self._finish()
-        return self.answer.document(collected)
+            collected, last = await self._serve(writer)
+        # The end goes out once the slot is free: whoever reads it may send the next request.
+        if collected is not None:
+            self._record.waited(time.monotonic() - self._asked_at)
+        usage = self._finish().usage
+        await self._pay(usage.cost_usd)
+        if writer is None:
+            assert collected is not None
+            return self.answer.document(collected)
+        await writer.close(last + self.answer.ending(usage))
+        return None
 
-    async def _stream(self, writer: StreamWriter) -> None:
+    async def _serve(self, writer: StreamWriter | None) -> tuple[Collected | None, bytes]:
+        """The first attempt that succeeds. Raises: the first one's error."""
+        try:
+            return await self._attempt(writer)
+        except (Exception, asyncio.CancelledError) as exc:
+            error = self._error_of(exc)
+            if self._fallbacks is None or not self._may_try_again(writer):
+                raise error from None
+            reason = self._fallbacks.why_after(error)
+            if reason is None:
+                raise error from None
+        first, timer = self.target, self._timer
+        while (plan := await self._next_plan(self._fallbacks, writer)) is not None:
+            if self._record.fallback is None:
+                self._record.fallback = reason
+                self.gateway.metrics.fallback(model=first.card.id, backend=first.kind, reason=reason)
+            names = first.card.id, plan.target.card.id
+            _log.info("request %s goes from %r on to %r: %s", self._record.request_id, *names, error)
+            self._turn_to(plan)
+            try:
+                return await self._attempt(writer)
+            except (Exception, asyncio.CancelledError) as exc:
+                later = self._error_of(exc)
+                if writer is not None and writer.started:
+                    raise later from None
+                if is_internal(later):
+                    _log.exception("request %s failed on a fallback", self._record.request_id)
+        self._timer = timer
+        self._record.model, self._record.backend = first.card.id, first.kind
+        raise error
+
+    async def _next_plan(self, fallbacks: Fallbacks, writer: StreamWriter | None) -> Plan | None:
+        plan = await fallbacks.next()
+        # The headers may have gone out meanwhile.
+        return plan if self._may_try_again(writer) else None
+
+    def _may_try_again(self, writer: StreamWriter | None) -> bool:
+        """Whether nothing has been written yet, which names the model that answers."""
+        return self._fallbacks is not None and (writer is None or not writer.started)
+
+    def _error_of(self, exc: BaseException) -> Exception:
+        """Why an attempt ended. Raises: CancelledError when it is the whole request that ends."""
+        interruption, self._interruption = self._interruption, None
+        if interruption is not None:
+            task = asyncio.current_task()
+            assert task is not None
+            if task.uncancel() > 0:
+                raise asyncio.CancelledError  # the request ends as well
+            return interruption
+        if isinstance(exc, Exception):
+            return exc
+        raise exc
+
+    def _turn_to(self, plan: Plan) -> None:
+        """Begin anew with another model: its own events, times and measurements."""
+        self._take_up(plan)
+        self._clock.begin_attempt(asyncio.get_running_loop().time())
+        self._timer = self.gateway.metrics.timer(
+            self._record, model=plan.target.card.id, backend=plan.target.kind
+        )
+        self._timer.admitted(self._slot_ms)
+
+    async def _attempt(self, writer: StreamWriter | None) -> tuple[Collected | None, bytes]:
+        """Run the request on the current target: what was collected, or the frames that are held for the end."""
+        require_price(self.gateway, self.target)
+        self._is_attempting = self._was_asked = True
+        try:
+            if writer is None:
+                collected, last = await self._collect(), b""
+            else:
+                collected, last = None, await self._stream(writer)
+        except BaseException as exc:
+            self._pay_for_part(ended_here=self._interruption is not None or not isinstance(exc, Exception))
+            raise
+        finally:
+            self._is_attempting = False
+            self._clock.begin_attempt(math.inf)  # nothing is due until another one begins
+        if self._finished is None or self._open_choices:
+            raise BackendFailed("The backend ended the answer before it was complete")
+        return collected, last
+
+    async def _collect(self) -> Collected:
+        collected = Collected(self.answer.num_choices)
+        events = self.target.backend.generate(self.request)
+        try:
+            async for batch in events:
+                self._note(batch)
+                collected.add(batch)
+        finally:
+            await events.aclose()
+        return collected
+
+    async def _stream(self, writer: StreamWriter) -> bytes:
         last = b""
         chunks = self.answer.chunks
-        async with self.gateway.admission.slot(self._record.principal or "") as slot:
-            self._admit(slot.queue_ms)
-            events = self.target.backend.generate(self.request)
-            try:
-                async for batch in events:
-                    shows_content = self._note(batch)
-                    frames = chunks(batch)
-                    if self._finished is not None:
-                        # The end goes out once the slot is free: whoever reads it may send the next request.
-                        last += frames
-                    elif frames:
-                        if shows_content:
-                            self._count_gap()
-                        await writer.write(frames)
-            finally:
-                await events.aclose()
-        finished = self._finish()
-        await writer.close(last + self.answer.ending(finished.usage))
+        events = self.target.backend.generate(self.request)
+        try:
+            async for batch in events:
+                shows_content = self._note(batch)
+                frames = chunks(batch)
+                if self._finished is not None:
+                    last += frames
+                elif frames:
+                    if shows_content:
+                        self._count_gap()
+                    await writer.write(frames)
+        finally:
+            await events.aclose()
+        return last
 
     def _admit(self, queue_ms: float) -> None:
-        self._clock.admitted_at = asyncio.get_running_loop().time()
-        self._queue_ms = queue_ms
+        self._clock.admitted_at = self._clock.asked_at = asyncio.get_running_loop().time()
+        self._queue_ms = self._slot_ms = queue_ms
         self._record.waited(queue_ms / 1000.0)
         self._timer.admitted(queue_ms)
         self._asked_at = time.monotonic()
@@ -260,6 +382,7 @@ class Exchange(Response):
         """Take down what the clock, the log and the metrics want to know; whether the batch has content (text,
         reasoning or a tool call)."""
         shows_content = False
+        self._num_batches += 1
         for event in batch:
             if type(event) is TextDelta:
                 shows_content = True
@@ -292,15 +415,40 @@ class Exchange(Response):
             self._timer.first_token()
 
     def _finish(self) -> Finished:
-        """Book the end of a whole answer. Raises: BackendFailed if the backend stopped short of one."""
+        """Book the end of a whole answer."""
         finished = self._finished
-        if finished is None or self._open_choices:
-            raise BackendFailed("The backend ended the answer before it was complete")
+        assert finished is not None
         usage = finished.usage
         self._timer.finish(
             self._reason, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
         )
         return finished
+
+    # Money.
+
+    async def _pay(self, cost_usd: float | None) -> None:
+        """Book what the answer cost, before its end goes out: the caller's next request is judged with it."""
+        if cost_usd is None:
+            return
+        self._record.cost_usd = (self._record.cost_usd or 0.0) + cost_usd
+        target = self.target
+        self.gateway.metrics.cost(cost_usd, model=target.card.id, backend=target.kind)
+        if self._caller is not None:
+            await self.gateway.budgets.add(self._caller, cost_usd)
+
+    def _pay_for_part(self, *, ended_here: bool) -> None:
+        """Book what an answer cost that did not come to its end; otherwise leaving just before it would be free. An
+        attempt that the backend itself ended without a sign of an answer costs nothing."""
+        if not self._was_asked or self._finished is not None or not (self._num_batches or ended_here):
+            return
+        self._was_asked = False
+        cost_usd = estimate_usd(self.gateway.catalogue, self.target, self.request, self._num_tokens)
+        if cost_usd > 0.0:
+            self._record.cost_usd = (self._record.cost_usd or 0.0) + cost_usd
+            target = self.target
+            self.gateway.metrics.cost(cost_usd, model=target.card.id, backend=target.kind)
+            if self._caller is not None:
+                self.gateway.budgets.add_soon(self._caller, cost_usd)
 
     # The answer's edges.
 
@@ -315,6 +463,8 @@ class Exchange(Response):
             (b"x-llm-queue-ms", b"%.1f" % self._queue_ms),
             (b"x-llm-overhead-ms", b"%.1f" % overhead_ms),
         ]
+        if self._record.fallback is not None:
+            headers.append((b"x-llm-fallback-reason", self._record.fallback.encode()))
         return headers + ignored_headers(self.ignored)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from backends.base import Backend
 from backends.errors import (
@@ -20,13 +20,19 @@ from models.card import Capability, ModelCard, RemoteSource
 from models.catalogue import Catalogue, remote_card
 from models.errors import UnknownModel
 from openai_compat.admission import Admission
+from openai_compat.budgets import Budgets
 from openai_compat.config import WireConfig
 from openai_compat.errors import ValidationFailed
 from openai_compat.metrics import Metrics
+from openai_compat.principals import Privacy
+from openai_compat.record import record_of
 from openai_compat.serving.health import HealthCache
 
 ANY_NAME: Final = "litellm"
 """The backend whose models need no card: their provider knows them."""
+CLOUDS: Final = frozenset({"litellm"})
+"""The backends that hand what they are sent to somebody else, for money. A vLLM server elsewhere is the operator's
+own: he names its address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +56,16 @@ class Gateway:
     """The slots of embeddings, ranks and scores."""
     metrics: Metrics
     health: HealthCache
+    budgets: Budgets
     scrapes: tuple[Callable[[], Awaitable[bytes]], ...] = ()
     """One per runner that has metrics of its own."""
 
-    def resolve(self, model: str, backend: str | None) -> Target:
-        """The named backend decides; else the card's own; else any other backend the card has a source for. A name
-        without a card goes to the backend that takes any, where it is the named or the default one.
+    def resolve(self, model: str, backend: str | None, privacy: Privacy = "any") -> Target:
+        """The named backend decides; else the card's own; else any other backend the card has a source for, clouds
+        left out where `privacy` says so. A name without a card goes to the backend that takes any, where it is the
+        named or the default one.
 
-        Raises: BackendNotAvailable, UnknownModel.
+        Raises: BackendNotAvailable, UnknownModel; UnsupportedParameter if only clouds have it and they must not.
         """
         if backend is not None:
             self.backend(backend)
@@ -68,19 +76,19 @@ class Gateway:
             if asked != ANY_NAME or asked not in self.backends:
                 raise
             card = remote_card(model, ANY_NAME)
-        kind = self._kind_for(card, backend)
+        kind = self._kind_for(card, backend, privacy)
         return Target(card, kind, self.backends[kind])
 
     def described(self, name: str) -> Target:
         """The target of a name that the catalogue itself knows. Raises: BackendNotAvailable, UnknownModel."""
         card = self.catalogue.resolve(name)
-        kind = self._kind_for(card, None)
+        kind = self._kind_for(card, None, "any")
         return Target(card, kind, self.backends[kind])
 
-    def resolve_default(self, backend: str | None) -> Target:
+    def resolve_default(self, backend: str | None, privacy: Privacy = "any") -> Target:
         """The target of a request that names no model: the configured default, or the backend's first card.
 
-        Raises: BackendNotAvailable; ValidationFailed if there is no such card.
+        Raises: BackendNotAvailable; ValidationFailed if there is no such card; UnsupportedParameter as `resolve`.
         """
         if backend is not None:
             self.backend(backend)
@@ -88,13 +96,14 @@ class Gateway:
         if default is not None:
             card = self.catalogue.resolve(default)
             if backend is None or backend in card.backends:
-                kind = self._kind_for(card, backend)
+                kind = self._kind_for(card, backend, privacy)
                 return Target(card, kind, self.backends[kind])
         kind = backend or self.config.default_backend
         cards = self.catalogue.cards(kind)
         if not cards:
             msg = "Field required: this server has no default model"
             raise ValidationFailed.of(["body", "model"], msg, kind="missing")
+        kind = self._kind_for(cards[0], kind, privacy)
         return Target(cards[0], kind, self.backend(kind))
 
     def backend(self, kind: str) -> Backend:
@@ -124,21 +133,44 @@ class Gateway:
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [answer for answer in answers if isinstance(answer, bytes)]
 
-    def kind_of(self, card: ModelCard) -> str | None:
+    def kind_of(self, card: ModelCard, privacy: Privacy = "any") -> str | None:
         """The backend that serves a card when nobody names one: its own, else another enabled one it has a
         source for; None if there is none."""
-        return next((kind for kind in (card.backend, *card.backends) if kind in self.backends), None)
+        kinds = (kind for kind in (card.backend, *card.backends) if kind in self.backends)
+        return next((kind for kind in kinds if may_go_to(kind, privacy)), None)
 
-    def _kind_for(self, card: ModelCard, backend: str | None) -> str:
+    def _kind_for(self, card: ModelCard, backend: str | None, privacy: Privacy) -> str:
         kind = self.kind_of(card)
         if backend is None:
             if kind is None:
                 raise BackendNotAvailable.named(card.backend)
+            kind = self.kind_of(card, privacy)
+            if kind is None:
+                raise _must_stay(card)
             return kind
         if backend in card.backends:
+            if not may_go_to(backend, privacy):
+                raise _must_stay(card)
             return backend
         hint = f"; it is served by {kind!r}" if kind else ""
         raise BackendNotAvailable(f"Backend {backend!r} does not serve the model {card.id!r}{hint}")
+
+
+def privacy_for(scope: Any, asked: Privacy) -> Privacy:
+    """The stricter of what the request asks for and what its caller's rule is."""
+    caller = record_of(scope).caller
+    return caller.privacy if caller is not None and asked == "any" else asked
+
+
+def may_go_to(kind: str, privacy: Privacy) -> bool:
+    return privacy == "any" or kind not in CLOUDS
+
+
+def _must_stay(card: ModelCard) -> UnsupportedParameter:
+    return UnsupportedParameter(
+        f"The model {card.id!r} is served by a cloud, and privacy is 'local' for this request",
+        param="privacy",
+    )
 
 
 def require_capability(card: ModelCard, *any_of: Capability, what: str) -> None:

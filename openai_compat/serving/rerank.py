@@ -15,14 +15,14 @@ from backends.embedding import Ranking, RerankRequest, Score
 from backends.errors import BackendFailed
 from openai_compat.schemas.rerank import RerankBody, ScoreBody
 from openai_compat.serving.calls import Call
-from openai_compat.serving.gateway import Gateway, Target, require_capability
+from openai_compat.serving.gateway import Gateway, Target, privacy_for, require_capability
 
 _encode = msgspec.json.Encoder().encode
 
 
 async def serve_rerank(gateway: Gateway, asked: RerankBody, request: Request) -> Response:
     """Raises: BackendNotAvailable, UnknownModel, UnsupportedParameter, what `Call.run` and `Backend.rerank` raise."""
-    target = gateway.resolve(asked.model, asked.backend)
+    target = gateway.resolve(asked.model, asked.backend, privacy_for(request.scope, asked.privacy))
     require_capability(target.card, "rerank", what="reranking")
     call = Call(gateway, target, request, asked.ignored)
     wanted = RerankRequest(
@@ -51,7 +51,7 @@ async def serve_rerank(gateway: Gateway, asked: RerankBody, request: Request) ->
 
 async def serve_score(gateway: Gateway, asked: ScoreBody, request: Request) -> Response:
     """Raises: as `serve_rerank`."""
-    target = gateway.resolve(asked.model, asked.backend)
+    target = gateway.resolve(asked.model, asked.backend, privacy_for(request.scope, asked.privacy))
     require_capability(target.card, "rerank", what="scoring")
     call = Call(gateway, target, request, asked.ignored)
     wanted = [
