@@ -11,8 +11,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 from typing_extensions import override
 
 from backends.batching import BatcherFactory, BatchLimits, Piece
@@ -24,9 +22,9 @@ from backends.llamacpp.pairs import PairFrame
 from backends.llamacpp.wordpiece import WordPiece
 from backends.loader import LoadedModel, refused
 from backends.types import ChatPrompt, EventBatch, GenerationRequest, Prompt, TokenPrompt
+from backends.vectors import Vector, check_dimensions, pack
 
 T = TypeVar("T")
-Vector = npt.NDArray[np.float32]
 
 NICENESS: Final = 10
 """Of the engine's thread, above the process's: who waits for the next word of an answer goes first."""
@@ -85,14 +83,10 @@ class EmbeddingModel(LoadedModel):
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         if self._context.is_reranker:
             return await super().embed(request)
-        length = self._context.num_dimensions
-        if request.dimensions is not None and request.dimensions > length:
-            raise InvalidParameter(
-                f"dimensions is {request.dimensions}; the model's vectors have {length}", param="dimensions"
-            )
+        check_dimensions(request.dimensions, self._context.num_dimensions)
         texts = await self._read(sum(map(_size, request.inputs)), self._tokenize_all, request.inputs)
         rows = await self._rows(texts)
-        vectors = tuple(_unit(row[: request.dimensions]).astype("<f4", copy=False).tobytes() for row in rows)
+        vectors = tuple(pack(row, request.dimensions) for row in rows)
         return Embeddings(vectors, sum(map(len, texts)))
 
     @override
@@ -210,12 +204,6 @@ class EmbeddingModel(LoadedModel):
 
 def _size(prompt: EmbeddingInput) -> int:
     return len(prompt.token_ids) if isinstance(prompt, TokenPrompt) else len(prompt.text)
-
-
-def _unit(vector: Vector) -> Vector:
-    """The vector brought to length 1; a zero stays one."""
-    norm = float(np.linalg.norm(vector))
-    return vector / norm if norm > 0 else vector
 
 
 def _probability(row: Vector) -> float:

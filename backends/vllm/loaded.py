@@ -10,6 +10,7 @@ from typing import Final
 
 from typing_extensions import override
 
+from backends.embedding import EmbeddingRequest, Embeddings, Ranking, RerankRequest
 from backends.errors import BackendError, BackendFailed, BackendUnavailable, InvalidParameter, UpstreamError
 from backends.loader import LoadedModel
 from backends.types import EventBatch, GenerationRequest, Prompt, TokenPrompt
@@ -82,6 +83,23 @@ class VLLMModel(LoadedModel):
         except BackendFailed as error:
             # Aborted: by its caller, or because the model was closed under it, which a dead engine's is.
             raise (self._ending() or error) from None
+        except (UpstreamError, BackendUnavailable) as error:
+            raise await self._cause_of(error) from None
+
+    @override
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        for prompt in request.inputs:
+            if isinstance(prompt, TokenPrompt) and self._num_vocab_tokens is not None:
+                _check_ids(prompt.token_ids, self._num_vocab_tokens, "input")
+        try:
+            return await self._upstream.embed(request, served_name=self.card_id)
+        except (UpstreamError, BackendUnavailable) as error:
+            raise await self._cause_of(error) from None
+
+    @override
+    async def rerank(self, request: RerankRequest) -> Ranking:
+        try:
+            return await self._upstream.rerank(request, served_name=self.card_id)
         except (UpstreamError, BackendUnavailable) as error:
             raise await self._cause_of(error) from None
 

@@ -13,14 +13,15 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from typing_extensions import override
 
 from backends.base import Backend
+from backends.embedding import EmbeddingRequest, Embeddings, Ranking, RerankRequest
 from backends.errors import (
     BackendTimeout,
     BackendUnavailable,
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from models.catalogue import Catalogue
 
 log = logging.getLogger("llm.vllm")
+
+T = TypeVar("T")
 
 POLL_S: Final = 10.0
 """Between two looks at a server that is well."""
@@ -141,6 +144,51 @@ class RemoteBackend(Backend):
                     if verdict == self._balancer.failed:
                         self._servers[index].alarm.set()
                     await batches.aclose()
+            raise error
+        finally:
+            self._running[card.id] -= 1
+
+    @override
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        async def ask(upstream: Upstream, name: str) -> Embeddings:
+            return await upstream.embed(request, served_name=name)
+
+        return await self._asked(request.model, ask)
+
+    @override
+    async def rerank(self, request: RerankRequest) -> Ranking:
+        async def ask(upstream: Upstream, name: str) -> Ranking:
+            return await upstream.rerank(request, served_name=name)
+
+        return await self._asked(request.model, ask)
+
+    async def _asked(self, model: str, ask: Callable[[Upstream, str], Awaitable[T]]) -> T:
+        """The answer of the least busy server, or of another one where that one cannot be reached."""
+        card = self._catalogue.resolve(model)
+        name = self._served_name(card)
+        left = set(self._serving(name))
+        error: ServiceError = BackendUnavailable("No server is configured")
+        self._running[card.id] += 1
+        try:
+            while (index := self._balancer.pick(None, self._loads(), left)) is not None:
+                left.discard(index)
+                verdict = self._balancer.left
+                try:
+                    answer = await ask(self._servers[index].upstream, name)
+                    verdict = self._balancer.succeeded
+                    return answer
+                except BackendUnavailable as unavailable:
+                    verdict, error = self._balancer.failed, unavailable
+                except (UpstreamAuthFailed, UpstreamRateLimited, RequestError, ModelError):
+                    verdict = self._balancer.succeeded
+                    raise
+                except (UpstreamError, BackendTimeout):
+                    verdict = self._balancer.failed
+                    raise
+                finally:
+                    verdict(index)
+                    if verdict == self._balancer.failed:
+                        self._servers[index].alarm.set()
             raise error
         finally:
             self._running[card.id] -= 1

@@ -14,10 +14,11 @@ from typing import Any, Final
 
 import msgspec
 
+from backends.embedding import EmbeddingRequest, Embeddings, Ranking, RerankRequest
 from backends.errors import BackendFailed, BackendTimeout, NotSupported, ServiceError, UpstreamError
 from backends.link import NotHttp, OpenExchange, PeerGone
 from backends.types import EventBatch, Finished, GenerationRequest, Prompt, Started, Usage
-from backends.vllm import counting, refusals, transport
+from backends.vllm import counting, pooling, refusals, transport
 from backends.vllm.answers import Answer
 from backends.vllm.listing import Listing, ServedModel
 from backends.vllm.reading import read_answer
@@ -99,6 +100,34 @@ class Upstream:
             return await self._asked(path, served_name, body)
 
         return await counting.count_tokens(ask, (await self._known()).dialect, served_name, prompt)
+
+    async def embed(self, request: EmbeddingRequest, *, served_name: str) -> Embeddings:
+        """As `Backend.embed`. Not bounded in time; cancelling it closes the connection.
+
+        Raises: as `Backend.embed`, BackendUnavailable for a server that produced nothing.
+        """
+
+        async def count(prompt: Prompt) -> int:
+            return await self.count_tokens(served_name, prompt)
+
+        return await pooling.embed(self._answering(request.model), count, request, served_name)
+
+    async def rerank(self, request: RerankRequest, *, served_name: str) -> Ranking:
+        """As `Backend.rerank`; otherwise as `embed`."""
+        return await pooling.rerank(self._answering(request.model), request, served_name)
+
+    def _answering(self, model: str) -> pooling.Ask:
+        async def ask(path: str, body: dict[str, Any]) -> dict[str, Any]:
+            self._running += 1
+            try:
+                status, headers, answer = await self.call("POST", path, msgspec.json.encode(body))
+            finally:
+                self._running -= 1
+            if status != 200:
+                raise self._control_error(status, headers, answer, model)
+            return _object_of(answer)
+
+        return ask
 
     async def models(self) -> list[ServedModel]:
         """What the server lists, without names that cannot be a model's and beyond the first thousand.
@@ -309,19 +338,24 @@ class Upstream:
         status, headers, answer = await self._control("POST", path, encoded, COUNT_TIMEOUT_S)
         if status != 200:
             raise self._control_error(status, headers, answer, served_name)
-        try:
-            said = msgspec.json.decode(answer)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            said = None
-        if not isinstance(said, dict):
-            raise UpstreamError("The server's answer makes no sense")
-        return said
+        return _object_of(answer)
 
     def _control_error(
         self, status: int, headers: Mapping[bytes, bytes], body: bytes, model: str
     ) -> ServiceError | ModelError:
         refusal = read_refusal(status, body[:MAX_REFUSAL_BYTES], headers, secret=self._api_key)
         return error_of(refusal, model=model, has_chat=True)
+
+
+def _object_of(answer: bytes) -> dict[str, Any]:
+    """Raises: UpstreamError for what is no JSON object."""
+    try:
+        said = msgspec.json.decode(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise UpstreamError("The server's answer makes no sense")
+    return said
 
 
 class _Call:

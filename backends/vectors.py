@@ -1,0 +1,50 @@
+"""Vectors of numbers as they travel: cut to a length, brought to length 1, and packed."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.errors import InvalidParameter, UpstreamError
+
+Vector = npt.NDArray[np.float32]
+
+
+def check_dimensions(dimensions: int | None, length: int) -> None:
+    """Raises: InvalidParameter if a vector has fewer numbers than are asked for."""
+    if dimensions is not None and dimensions > length:
+        raise InvalidParameter(
+            f"dimensions is {dimensions}; the model's vectors have {length}", param="dimensions"
+        )
+
+
+def pack(vector: Vector, dimensions: int | None = None) -> bytes:
+    """The first `dimensions` numbers (None: all) at length 1, little-endian single precision. A zero stays one."""
+    kept = vector[:dimensions]
+    norm = float(np.linalg.norm(kept))
+    return (kept / norm if norm > 0 else kept).astype("<f4").tobytes()
+
+
+def read_vector(value: object) -> Vector:
+    """A server's vector: a list of numbers, or base64 of little-endian single precision.
+
+    Raises: UpstreamError for anything else.
+    """
+    found: npt.NDArray[Any]
+    try:
+        if isinstance(value, str):
+            found = np.frombuffer(base64.b64decode(value, validate=True), dtype="<f4")
+        elif isinstance(value, Sequence):
+            found = np.asarray(value, dtype=np.float32)
+        else:
+            raise TypeError
+    except (binascii.Error, ValueError, TypeError, OverflowError):
+        raise UpstreamError("The server's vector makes no sense") from None
+    if found.ndim != 1 or not found.size or not np.isfinite(found).all():
+        raise UpstreamError("The server's vector makes no sense")
+    return found
