@@ -76,6 +76,8 @@ _UNSUPPORTED = re.compile(
     r"|unknown (field|parameter|argument|name)|unexpected keyword|not allowed|not implemented",
     re.I,
 )
+_NO_TOOLS = re.compile(r"tool.?choice.*requires --", re.I)
+"""vLLM that was started without a parser of tool calls."""
 _GRAMMAR_PARAMS: Final = ("response_format", "structured_outputs", "grammar")
 _PARAM: Final = re.compile(r"[A-Za-z_][\w.\[\]-]{0,99}")
 
@@ -228,6 +230,8 @@ def _of_bad_request(refusal: Refusal, model: str) -> ServiceError | ModelError:
         return UnsupportedParameter(message, param=param)
     if code == "invalid_value" or param in ("logit_bias", "stop_token_ids") or _VOCABULARY.search(message):
         return InvalidParameter(message, param=param)
+    if _NO_TOOLS.search(message):
+        return UnsupportedParameter(message, param=param or "tool_choice")
     if _UNSUPPORTED.search(message):
         return UnsupportedParameter(message, param=param)
     if param is None and _GRAMMAR.search(message):

@@ -147,6 +147,11 @@ async def test_an_unknown_model_is_named_as_our_caller_named_it(server: OpenAIUp
             (InvalidGrammar, "structured_outputs.json"),
         ),
         ("Failed to convert the grammar from GBNF", {}, (InvalidGrammar, "grammar")),
+        (
+            'tool_choice="required" requires --tool-call-parser to be set',
+            {},
+            (UnsupportedParameter, "tool_choice"),
+        ),
         ("The regex is too long", {}, (InvalidGrammar, "response_format")),
         ("Conversation roles must alternate user/assistant/...", {}, (TemplateRefused, "messages")),
         ("Jinja Exception: no", {}, (TemplateRefused, "messages")),
