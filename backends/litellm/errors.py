@@ -137,7 +137,7 @@ class Translator:
         said = _said(exc)
         kinds = " < ".join(dict.fromkeys(type(link).__name__ for link in _chain(exc)))
         _log.info("a call to %s failed: status %s, %s", deployment.label, connection.status, kinds)
-        _log.debug("%s", self.clean(said.message), exc_info=exc)
+        _log.debug("it said: %s", self.clean(said.message))
         status = _status(exc, said, connection)
         if status is None:
             return self._without_answer(exc, said, deployment, connection)

@@ -220,16 +220,14 @@ def _set_n(request: GenerationRequest, deployment: Deployment, arguments: dict[s
     takes_n = "n" in deployment.supported and "n" not in deployment.unsendable
     if request.n > 1 and takes_n and deployment.provider in _TAKES_N:
         arguments["n"] = request.n
-    if request.best_of is not None:
-        arguments["best_of"] = request.best_of
 
 
 def _prompt_arguments(request: GenerationRequest, prompt: Prompt, deployment: Deployment) -> dict[str, Any]:
     if isinstance(prompt, TextPrompt):
-        return _with_suffix(request, {"prompt": prompt.text})
+        return {"prompt": prompt.text}
     if isinstance(prompt, TokenPrompt):
         _check_ids(prompt)
-        return _with_suffix(request, {"prompt": list(prompt.token_ids)})
+        return {"prompt": list(prompt.token_ids)}
     _check_template(request, prompt, deployment)
     arguments: dict[str, Any] = {"messages": prompt.messages}
     if prompt.tools:
@@ -288,12 +286,6 @@ def _json_schema(
     if isinstance(schema, str):
         schema = json.loads(schema)
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
-
-
-def _with_suffix(request: GenerationRequest, arguments: dict[str, Any]) -> dict[str, Any]:
-    if request.suffix is not None:
-        arguments["suffix"] = request.suffix
-    return arguments
 
 
 def _echo(prompt: Prompt) -> str:

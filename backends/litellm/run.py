@@ -15,6 +15,8 @@ from backends.types import EventBatch, Finished, Started, Usage
 HIGH_WATER_EVENTS: Final = 512
 """More than this unread: the calls wait, and with them the providers."""
 
+CLOSE_WAIT_S: Final = 2.0
+
 
 class Run:
     """`hold`: nobody reads before the end, so everything comes in one batch."""
@@ -125,4 +127,5 @@ class Run:
     async def _close(self) -> None:
         self._stop()
         if any(not task.done() for task in self._tasks):
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            # The connections are closed; whatever LiteLLM still does about it holds nobody up for long.
+            await asyncio.wait(self._tasks, timeout=CLOSE_WAIT_S)

@@ -100,6 +100,9 @@ class Gateway:
                 return Target(card, kind, self.backends[kind])
         kind = backend or self.config.default_backend
         cards = self.catalogue.cards(kind)
+        if kind == ANY_NAME:
+            # What a cloud happens to offer first costs money, and nobody chose it.
+            cards = tuple(card for card in cards if self.catalogue.offered(ANY_NAME, card.id) is not card)
         if not cards:
             msg = "Field required: this server has no default model"
             raise ValidationFailed.of(["body", "model"], msg, kind="missing")

@@ -117,6 +117,17 @@ async def test_nothing_is_loaded_on_a_cloud_that_is_unhealthy() -> None:
     assert (await call(app, "GET", "/v1/models/gpt-4o")).json["loaded"] is False
 
 
+async def test_a_model_that_a_cloud_happens_to_offer_is_nobodys_default() -> None:
+    backend = cloud()
+    app = make_app(backends={"litellm": backend}, default_backend="litellm", cards=[card()])
+    offer(app, "babbage-002")
+
+    reply = await call(app, "POST", "/v1/completions", {"prompt": "Once"})
+
+    assert (reply.status, reply.error["param"]) == (422, "model")
+    assert backend.requests == []
+
+
 async def test_no_name_is_described_that_nobody_knows() -> None:
     app = make_app(backends={"litellm": cloud()}, default_backend="litellm", cards=[])
 
