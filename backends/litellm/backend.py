@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, MutableMapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, MutableMapping
+from typing import Any, TypeVar
 
 from typing_extensions import override
 
 from backends.base import Backend
 from backends.clock import Clock, MonotonicClock
+from backends.embedding import EmbeddingRequest, Embeddings, Ranking, RerankRequest
 from backends.errors import (
     BackendFailed,
     BackendUnavailable,
@@ -18,7 +20,7 @@ from backends.errors import (
     NotSupported,
     UpstreamAuthFailed,
 )
-from backends.litellm import providers, sdk, transport, usage
+from backends.litellm import embedding, providers, sdk, transport, usage
 from backends.litellm.call import Call, Road
 from backends.litellm.deployment import Deployment, Deployments
 from backends.litellm.errors import Translator
@@ -38,6 +40,9 @@ from backends.types import (
 )
 from models.catalogue import Catalogue
 from models.errors import UnknownModel
+
+T = TypeVar("T")
+Asked = TypeVar("Asked", EmbeddingRequest, RerankRequest)
 
 
 class LiteLLMBackend(Backend):
@@ -72,6 +77,7 @@ class LiteLLMBackend(Backend):
         self._road: Road | None = None
         self._offers = Offers()
         self._runs: set[Run] = set()
+        self._calls: set[asyncio.Task[Any]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._closed = self._draining = False
@@ -118,25 +124,64 @@ class LiteLLMBackend(Backend):
                     yield batch
         finally:
             self._runs.discard(run)
-            if not self._runs:
-                self._idle.set()
+            self._rest()
 
-    def _accepted(self, request: GenerationRequest) -> Run:
-        """Everything that can be judged before a provider hears of the request."""
+    @override
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        return await self._called(embedding.embed, request)
+
+    @override
+    async def rerank(self, request: RerankRequest) -> Ranking:
+        return await self._called(embedding.rerank, request)
+
+    async def _called(
+        self, work: Callable[[Road, Deployment, Asked, float], Coroutine[Any, Any, T]], asked: Asked
+    ) -> T:
+        """A call that is answered whole, in a task of its own: what LiteLLM and its transport keep in context
+        variables stays in there, and the end of this process ends it."""
+        road, deployment = self._open(asked.model)
+        task = asyncio.create_task(work(road, deployment, asked, self._deadline()))
+        self._calls.add(task)
+        self._idle.clear()
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self._closed and not _is_cancelled():
+                raise BackendFailed("The service is shutting down") from None
+            raise
+        finally:
+            task.cancel()
+            self._calls.discard(task)
+            self._rest()
+
+    def _open(self, model: str) -> tuple[Road, Deployment]:
+        """The way to a model. Raises: BackendUnavailable, Draining, UnknownModel, UpstreamAuthFailed."""
         if self._closed or self._road is None:
             raise BackendUnavailable("This process is shutting down")
         if self._draining:
             raise Draining("The service is shutting down")
-        deployment = self._deployments.resolve(request.model)
+        deployment = self._deployments.resolve(model)
         self._require_key(deployment)
+        return self._road, deployment
+
+    def _deadline(self) -> float:
+        return asyncio.get_running_loop().time() + self._patience.request_timeout_s
+
+    def _rest(self) -> None:
+        if not self._runs and not self._calls:
+            self._idle.set()
+
+    def _accepted(self, request: GenerationRequest) -> Run:
+        """Everything that can be judged before a provider hears of the request."""
+        road, deployment = self._open(request.model)
         planned = plan(request, deployment)
-        deadline = asyncio.get_running_loop().time() + self._patience.request_timeout_s
+        deadline = self._deadline()
         run = Run(
             request.request_id, request.model, num_prompts=len(request.prompts), hold=not request.stream
         )
         for part in planned.parts:
             call = Call(
-                self._road,
+                road,
                 deployment,
                 planned,
                 part,
@@ -231,5 +276,13 @@ class LiteLLMBackend(Backend):
         self._closed = True
         for run in list(self._runs):
             run.end(BackendFailed("The service is shutting down"))
+        for task in list(self._calls):
+            task.cancel()
         if self._pool is not None:
             await self._pool.aclose()
+
+
+def _is_cancelled() -> bool:
+    """Whether whoever waits was cancelled itself, rather than what it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -54,6 +54,8 @@ def load(environ: MutableMapping[str, str]) -> Any:
     litellm.drop_params = False
     litellm.modify_params = False
     litellm.num_retries = None
+    # Its embeddings take a call's `max_retries=0` for unset.
+    litellm.DEFAULT_MAX_RETRIES = 0
     # It would ask the hub for a tokenizer, in the middle of the event loop, to count tokens.
     litellm.disable_hf_tokenizer_download = True
     return litellm
