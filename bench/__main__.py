@@ -17,6 +17,7 @@ from bench.compare import COMPARE
 from bench.control import CONTROL
 from bench.echo import ECHO
 from bench.embeddings import EMBEDDINGS
+from bench.litellm_proxy import LITELLM
 from bench.load import LoadFailed
 from bench.machine import FIFO_WARNING, machine, take_niceness, take_priority, versions
 from bench.measurement import Measurement, Setup
@@ -32,9 +33,21 @@ from bench.vllm_server import VLLM
 
 MEASUREMENTS = {
     each.name: each
-    for each in (START, COMPARE, SHARED_PREFIX, ECHO, CONTROL, ABORTS, RELAY, PASSTHROUGH, VLLM, EMBEDDINGS)
+    for each in (
+        START,
+        COMPARE,
+        SHARED_PREFIX,
+        ECHO,
+        CONTROL,
+        ABORTS,
+        RELAY,
+        PASSTHROUGH,
+        VLLM,
+        LITELLM,
+        EMBEDDINGS,
+    )
 }
-OF_THIS_RUN_ONLY = ("--llama-server", "--out")
+OF_THIS_RUN_ONLY = ("--llama-server", "--out", "--proxy", "--python", "--weights")
 """Paths say nothing about a measurement; the command in a report goes without them."""
 
 

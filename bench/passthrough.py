@@ -26,7 +26,7 @@ from bench.raw_http import ConnectionLost, connect, request
 from bench.relay import settings
 from bench.result import markdown, shown, verdict
 from bench.stats import percentile, spread
-from bench.upstream import MODELS, WHOLE
+from bench.upstream import MODEL, MODELS, WHOLE
 
 CONNECTIONS = 32
 _CONF = """
@@ -86,12 +86,12 @@ async def measure(options: argparse.Namespace, setup: Setup) -> Findings:
             await static.answers(session, "/v1/models")
             await ours.answers(session, "/ready")
         for server in (ours, static):
-            await _round(server, CONNECTIONS, 500)  # warm-up
+            await one_round(server, MODEL, CONNECTIONS, 500)  # warm-up
         for turn in range(options.rounds):
             for name in ("ours", "nginx") if turn % 2 == 0 else ("nginx", "ours"):
                 server = ours if name == "ours" else static
-                one, failed = await _round(server, 1, options.single_requests)
-                many, failed_too = await _round(server, CONNECTIONS, options.requests)
+                one, failed = await one_round(server, MODEL, 1, options.single_requests)
+                many, failed_too = await one_round(server, MODEL, CONNECTIONS, options.requests)
                 sides[name].append({"one_p50_ms": one["p50_ms"], **many})
                 errors += [f"{name}: {error}" for error in (*failed, *failed_too)]
             setup.say(
@@ -112,8 +112,11 @@ async def measure(options: argparse.Namespace, setup: Setup) -> Findings:
     )
 
 
-async def _round(server: Server, connections: int, requests: int) -> tuple[dict[str, float], list[str]]:
-    body = {"model": "static", "messages": [{"role": "user", "content": "say five words"}], "max_tokens": 5}
+async def one_round(
+    server: Server, model: str, connections: int, requests: int
+) -> tuple[dict[str, float], list[str]]:
+    """So many requests over so many connections: latencies, requests per second of time and of CPU, and errors."""
+    body = {"model": model, "messages": [{"role": "user", "content": "say five words"}], "max_tokens": 5}
     asked = request("POST", "/v1/chat/completions", msgspec.json.encode(body), "bench")
     left = requests
     latencies: list[float] = []

@@ -28,6 +28,7 @@ compile dev
 compile bench
 compile bench-source --no-deps
 compile bench-build
+compile bench-proxy --no-universal
 compile litellm
 compile vllm-weights --no-deps
 compile vllm
