@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import psutil
 from typing_extensions import override
 
 from backends.batching import BatcherFactory, Unbatched
@@ -25,6 +24,7 @@ from backends.llamacpp.loaded import LlamaCppModel
 from backends.llamacpp.model import GgufModel
 from backends.llamacpp.template import compile_template
 from backends.loader import LoadedModel, ModelLoader
+from backends.main_memory import available_bytes
 from backends.types import LoadProgress
 from models.errors import SourceUnavailable
 from models.gguf import GgufHeader, read_header
@@ -209,19 +209,6 @@ class LlamaCppLoader(ModelLoader):
 
 def _cell_bytes(header: GgufHeader) -> int:
     return (header.kv_elements_per_token or 0) * _KV_ELEMENT_BYTES
-
-
-def available_bytes() -> int:
-    """Memory this process may still take: the machine's, and the control group's where it has a limit."""
-    available = int(psutil.virtual_memory().available)
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        if limit != "max":
-            used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-            available = min(available, max(0, int(limit) - used))
-    except (OSError, ValueError):
-        pass
-    return available
 
 
 def usable_cores() -> int:

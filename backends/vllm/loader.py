@@ -25,9 +25,10 @@ from typing_extensions import override
 
 from backends.errors import BackendFailed, InsufficientMemory, ServiceError
 from backends.loader import LoadedModel, ModelLoader
+from backends.main_memory import available_bytes
 from backends.types import LoadProgress
 from backends.vllm.loaded import VLLMModel
-from backends.vllm.memory import Gpu, available_bytes, visible_gpus
+from backends.vllm.memory import Gpu, visible_gpus
 from backends.vllm.options import GIB, Device, VLLMOptions, command_of, environment_of, template_file
 from backends.vllm.process import EngineProcess
 from backends.vllm.upstream import Upstream

@@ -1,4 +1,4 @@
-"""How much memory there is for models, without importing an engine: NVML for GPUs, the control group for the rest."""
+"""How much memory the GPUs have, asked of the driver (NVML), without importing an engine."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import ctypes
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import psutil
 
 log = logging.getLogger("llm.vllm")
 
@@ -35,19 +32,6 @@ def visible_gpus(wanted: str | None, *, open_library: Callable[[str], Any] = cty
         return ()
     finally:
         nvml.close()
-
-
-def available_bytes() -> int:
-    """Main memory that may still be taken: the machine's, and the control group's where it has a limit."""
-    available = int(psutil.virtual_memory().available)
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        if limit != "max":
-            used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-            available = min(available, max(0, int(limit) - used))
-    except (OSError, ValueError):
-        pass
-    return available
 
 
 class _Memory(ctypes.Structure):
