@@ -58,8 +58,8 @@ LOADERS: Final[Mapping[str, LoaderFactory]] = {"fake": _fake, "llamacpp": _llama
 FEATURES: Final[Mapping[str, frozenset[Feature]]] = {
     "fake": frozenset({"tools", "structured_outputs", "reasoning_effort"}),
     "llamacpp": frozenset(),
-    # Its server refuses `suffix`, and has no `best_of`.
-    "vllm": frozenset({"tools", "structured_outputs", "reasoning_effort", "echo_logprobs"}),
+    # Passed on whole: a server refuses what it cannot do (vLLM `suffix`). Not `best_of`, which vLLM drops in silence.
+    "vllm": frozenset({"tools", "structured_outputs", "reasoning_effort", "suffix", "echo_logprobs"}),
     "litellm": frozenset({"tools", "structured_outputs", "reasoning_effort"}),
 }
 """Kind -> what its backend takes (`Backend.features`), known to a gateway whose runner is another process."""
@@ -70,7 +70,9 @@ def create_remote_backend(urls: Sequence[str], api_key: str | None, catalogue: C
     from backends.vllm.remote import RemoteBackend
     from backends.vllm.upstream import Upstream
 
-    return RemoteBackend([Upstream(url, api_key=api_key) for url in urls], catalogue)
+    backend = RemoteBackend([Upstream(url, api_key=api_key) for url in urls], catalogue)
+    backend.features = FEATURES["vllm"]
+    return backend
 
 
 def create_backend(

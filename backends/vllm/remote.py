@@ -36,7 +36,6 @@ from backends.types import (
     BackendHealth,
     ChatPrompt,
     EventBatch,
-    Feature,
     GenerationRequest,
     LoadProgress,
     ModelStatus,
@@ -67,11 +66,6 @@ KEY_CHARS: Final = 2048
 """Of each text, what tells conversations apart."""
 KEY_MESSAGES: Final = 8
 
-FEATURES: Final[frozenset[Feature]] = frozenset(
-    {"tools", "structured_outputs", "reasoning_effort", "suffix", "echo_logprobs"}
-)
-"""What is passed on whole; the server refuses what it cannot do. Not `best_of`: vLLM drops it in silence."""
-
 
 @dataclass(slots=True)
 class _Server:
@@ -90,7 +84,6 @@ class RemoteBackend(Backend):
     """
 
     kind = "vllm"
-    features = FEATURES
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from backends import registry
 from backends.errors import BackendNotAvailable
 from backends.fake import FakeScript
 from backends.loader import ModelLoader
-from backends.registry import FEATURES, create_backend
+from backends.registry import FEATURES, create_backend, create_remote_backend
 from models.catalogue import Catalogue
 from tests.backends.contract import events_of, request, status_of, text_of, until
 
@@ -99,4 +99,11 @@ async def test_a_backend_takes_what_the_table_says_of_its_kind(catalogue: Catalo
     backend = create_backend("fake", catalogue=catalogue)
 
     assert backend.features == FEATURES["fake"]
+    await backend.aclose()
+
+
+async def test_servers_elsewhere_take_what_the_table_says_of_their_kind(catalogue: Catalogue):
+    backend = create_remote_backend(["http://127.0.0.1:9/v1"], None, catalogue)
+
+    assert backend.features == FEATURES["vllm"]
     await backend.aclose()

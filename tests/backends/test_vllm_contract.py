@@ -74,6 +74,7 @@ class TestRemoteBackend(BackendContract):
     async def backend(self) -> AsyncIterator[Backend]:
         async with serving(a_server()) as url:
             backend = RemoteBackend([Upstream(url)], Catalogue([]), poll_s=0.05)
+            backend.features = FEATURES["vllm"]
             await backend.start()
             while not (await backend.health()).models:  # noqa: ASYNC110 - asked for in another task
                 await asyncio.sleep(0.005)
