@@ -111,6 +111,7 @@ class Answer:
                 text = part.text if message is None else _only_text(message)
                 if text:
                     choice.num_tokens += 1
+                    choice.has_text = True
                     out.append(TextDelta(choice.first, text))
                     continue
             self._take(choice, part, message, out)
@@ -198,6 +199,7 @@ class _Choice:
         "counts",
         "ended",
         "first",
+        "has_text",
         "indexes",
         "num_tokens",
         "overruns",
@@ -213,6 +215,7 @@ class _Choice:
         self.counts: Counts | None = None
         self.ended = False
         self.was_cut = False
+        self.has_text = False
         self.overruns = False
         """It was cut here, and the server went on with it."""
         self._matcher = StopMatcher(plan.stops) if plan.stops else None
@@ -264,7 +267,11 @@ class _Choice:
             )
 
     def end(self, reason: FinishReason, stop_reason: str | int | None, out: EventBatch) -> None:
-        """Raises: UpstreamError for a tool call that never got a name."""
+        """A choice of nothing but calls ends with `tool_calls`: vLLM, as OpenAI does, says `stop` where the caller had
+        named the tool, and clients that look at the reason then overlook the call.
+
+        Raises: UpstreamError for a tool call that never got a name.
+        """
         if any(not call.announced for call in self._calls):
             raise UpstreamError("The server sent a tool call without a name")
         matcher = self._matcher
@@ -272,6 +279,8 @@ class _Choice:
             self._deliver(matcher.flush(), out)
             if matcher.matched is not None:
                 reason, stop_reason = "stop", matcher.matched
+        if reason == "stop" and stop_reason is None and self._calls and not self.has_text:
+            reason = "tool_calls"
         logprobs = tuple(self._logprobs) or None
         out.extend(ChoiceFinished(index, reason, stop_reason, logprobs) for index in self.indexes)
         self.ended = True
@@ -291,6 +300,7 @@ class _Choice:
     def _deliver(self, text: str, out: EventBatch) -> None:
         if not text:
             return
+        self.has_text = True
         num_tokens, self._unsaid = self._unsaid, 0
         logprobs: tuple[TokenLogprobs, ...] | None = None
         if self._logprobs:

@@ -614,6 +614,31 @@ async def test_a_call_that_never_gets_a_name_is_an_error(server: OpenAIUpstream,
         await answer(server, upstream, streamed(), calling([call("{}", None, "c1")]))
 
 
+@pytest.mark.parametrize(
+    ("content", "reason", "expected"),
+    [("", "stop", "tool_calls"), ("Let me look.", "stop", "stop"), ("", "length", "length")],
+)
+async def test_a_choice_of_nothing_but_calls_ends_with_them_although_the_server_says_stop(
+    server: OpenAIUpstream, upstream: Upstream, content: str, reason: str, expected: str
+):
+    calls = [call("{}", "f", "c1")]
+    message = {"content": content, "tool_calls": calls}
+    of_stream = stream(text(content), chunk({"tool_calls": calls}), finish(reason), usage(1, 9))
+    of_document = document(
+        {"choices": [{"message": message, "finish_reason": reason}], "usage": counts(1, 9)}
+    )
+
+    for wanted, script in ((streamed(), of_stream), (chat(), of_document)):
+        events = await answer(server, upstream, wanted, script)
+        assert endings_of(events)[0].finish_reason == expected
+
+
+async def test_the_end_of_a_text_is_no_tool_call(server: OpenAIUpstream, upstream: Upstream):
+    events = await answer(server, upstream, streamed(), stream(text("a"), finish("stop"), usage(1, 1)))
+
+    assert endings_of(events)[0].finish_reason == "stop"
+
+
 # Stops
 
 
