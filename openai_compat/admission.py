@@ -6,7 +6,7 @@
 
 One request takes one slot, whatever its `n`. The slots themselves are a `SlotStore`: a list in this process,
 or the locks that all gateway workers share (`shared_limits`). With shared slots the order among the waiting
-requests of *different* workers is whoever looks first.
+requests of *different* workers is whoever looks first. `leased_admission` shares them between replicas.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 from backends.errors import Draining, Overloaded
 from openai_compat.config import WireConfig
@@ -90,12 +90,22 @@ class LocalOwnSlots:
 class Slot:
     """The slot of one request: entered once, released once, whatever ends the request."""
 
-    __slots__ = ("_admission", "_number", "_own", "_started_at", "limit", "principal", "queue_ms")
+    __slots__ = (
+        "_admission",
+        "_number",
+        "_own",
+        "_own_lease",
+        "_started_at",
+        "limit",
+        "principal",
+        "queue_ms",
+    )
 
     def __init__(self, admission: Admission, principal: str, limit: int | None = None) -> None:
         self._admission = admission
         self._number: int | None = None
         self._own: int | None = None
+        self._own_lease: int | None = None
         self._started_at = 0.0
         self.principal = principal
         self.limit = limit
@@ -153,9 +163,13 @@ class Admission:
 
     @classmethod
     def from_config(
-        cls, config: WireConfig, *, on_change: Callable[[int, int], None] = lambda _running, _waiting: None
-    ) -> Admission:
-        """In memory for one worker, in the shared folder for several."""
+        cls,
+        config: WireConfig,
+        *,
+        on_change: Callable[[int, int], None] = lambda _running, _waiting: None,
+        **more: Any,
+    ) -> Self:
+        """In memory for one worker, in the shared folder for several. `more`: what a subclass needs besides."""
         limit, queue_size = config.max_concurrent_completions, config.queue_size
         slots: SlotStore = LocalSlots(limit)
         places: SlotStore | None = LocalSlots(queue_size) if queue_size > 0 else None
@@ -173,17 +187,18 @@ class Admission:
             queue_timeout_s=config.queue_timeout_s,
             poll_s=None if shared is None else _POLL_S,
             on_change=on_change,
+            **more,
         )
 
     @classmethod
-    def for_embeddings(cls, config: WireConfig) -> Admission:
+    def for_embeddings(cls, config: WireConfig, **more: Any) -> Self:
         """The slots of calls that are answered whole; nobody waits for one."""
         limit = config.max_concurrent_embeddings
         shared = config.shared_dir if config.num_workers > 1 else None
         slots: SlotStore = LocalSlots(limit)
         if shared is not None:
             slots = SharedSlots.open(shared / "embedding_slots", limit)
-        return cls(slots, num_slots=limit)
+        return cls(slots, num_slots=limit, **more)
 
     @property
     def running(self) -> int:
@@ -251,6 +266,7 @@ class Admission:
             raise
 
     def _leave(self, slot: Slot) -> None:
+        """Give back whatever the slot's request holds; a second call finds nothing."""
         number, slot._number = slot._number, None
         if number is not None:
             self._ended(number, slot._started_at)
@@ -327,13 +343,16 @@ class Admission:
         return number
 
     def _give(self, number: int) -> None:
-        self._slots.release(number)
+        self._free(number)
         self._running -= 1
         self._pump()
         if self._running == 0:
             for future in self._idle:
                 if not future.done():
                     future.set_result(None)
+
+    def _free(self, number: int) -> None:
+        self._slots.release(number)
 
     def _pump(self) -> None:
         """Hand free slots to whoever waits, one principal after the other."""

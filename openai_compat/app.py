@@ -18,11 +18,13 @@ from starlette.routing import Route
 from backends.base import Backend
 from models.catalogue import Catalogue
 from openai_compat.admission import Admission
-from openai_compat.budgets import Budgets
+from openai_compat.budgets import Budgets, SpendingStore
 from openai_compat.config import WireConfig
 from openai_compat.metrics import Metrics
 from openai_compat.middleware import PASS_ON, layers
 from openai_compat.openapi import openapi_document
+from openai_compat.rate_limit import RateLimiter
+from openai_compat.replicas import Replicas
 from openai_compat.routes import chat, completions, embeddings, health, models, rerank
 from openai_compat.serving.gateway import Gateway
 from openai_compat.serving.health import HealthCache
@@ -64,13 +66,19 @@ def create_app(
     metrics = Metrics(
         directory=config.metrics_dir, known_models=lambda: [card.id for card in catalogue.cards()]
     )
-    admission = Admission.from_config(config, on_change=metrics.occupancy)
-    embedding_admission = Admission.for_embeddings(config)
-    budgets = Budgets(
-        SpendingFile(config.state_dir) if config.state_dir is not None else None,
-        config.budgets,
-        on_cost=metrics.principal_cost,
-    )
+    shared = Replicas(config, on_failure=metrics.redis_failed) if config.redis_url is not None else None
+    if shared is not None:
+        admission, embedding_admission = shared.admissions(on_change=metrics.occupancy)
+    else:
+        admission = Admission.from_config(config, on_change=metrics.occupancy)
+        embedding_admission = Admission.for_embeddings(config)
+    spending: SpendingStore | None = None
+    if shared is not None:
+        spending = shared.spending
+    elif config.state_dir is not None:
+        spending = SpendingFile(config.state_dir)
+    budgets = Budgets(spending, config.budgets, on_cost=metrics.principal_cost)
+    limiter = RateLimiter.from_config(config, shared.buckets if shared is not None else None)
     gateway = Gateway(
         backends,
         catalogue,
@@ -99,6 +107,8 @@ def create_app(
         finally:
             await gateway.health.aclose()
             await budgets.aclose()
+            if shared is not None:
+                await shared.aclose()
             await asyncio.gather(*(backend.aclose() for backend in backends.values()), return_exceptions=True)
             metrics.close()
 
@@ -106,7 +116,7 @@ def create_app(
         title=SERVICE_TITLE,
         version=SERVICE_VERSION,
         lifespan=lifespan,
-        middleware=layers(config, metrics=metrics),
+        middleware=layers(config, metrics=metrics, limiter=limiter),
         exception_handlers=PASS_ON,
         redirect_slashes=False,
         redoc_url=None,

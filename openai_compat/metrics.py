@@ -227,6 +227,9 @@ class Metrics:
             {},
             OVERHEAD_BOUNDS,
         )
+        self._redis_failures = files.counter(
+            "llm:redis_failures_total", "Times that Redis could not be asked, or did not answer in time.", {}
+        )
         self.cancelled = {
             phase: files.counter(
                 "llm:requests_cancelled_total", "Completions whose client left, by phase.", {"phase": phase}
@@ -291,6 +294,11 @@ class Metrics:
                 "llm:cost_usd_total", "What answers cost, US dollars.", labels
             )
         cell.add(usd)
+
+    @_never_raises
+    def redis_failed(self) -> None:
+        """Redis could not be used."""
+        self._redis_failures.add(1)
 
     @_never_raises
     def principal_cost(self, principal: Principal, usd: float) -> None:

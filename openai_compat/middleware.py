@@ -50,7 +50,8 @@ def layers(
     authenticator: Authenticator | None = None,
     limiter: RateLimiter | None = None,
 ) -> list[Middleware]:
-    """The stack, outermost first, for `FastAPI(middleware=…)`. What is not given is made from `config`.
+    """The stack, outermost first, for `FastAPI(middleware=…)`. What is not given is made from `config`, for this host
+    alone.
 
     Raises ValueError for a token file that cannot be used, a proxy that is no network, an unknown log level.
     """

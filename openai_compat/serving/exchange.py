@@ -332,14 +332,14 @@ class Exchange(Response):
                 collected, last = await self._collect(), b""
             else:
                 collected, last = None, await self._stream(writer)
+            if self._finished is None or self._open_choices:
+                raise BackendFailed("The backend ended the answer before it was complete")
         except BaseException as exc:
             self._pay_for_part(ended_here=self._interruption is not None or not isinstance(exc, Exception))
             raise
         finally:
             self._is_attempting = False
             self._clock.begin_attempt(math.inf)  # nothing is due until another one begins
-        if self._finished is None or self._open_choices:
-            raise BackendFailed("The backend ended the answer before it was complete")
         return collected, last
 
     async def _collect(self) -> Collected:
@@ -428,27 +428,31 @@ class Exchange(Response):
 
     async def _pay(self, cost_usd: float | None) -> None:
         """Book what the answer cost, before its end goes out: the caller's next request is judged with it."""
-        if cost_usd is None:
-            return
-        self._record.cost_usd = (self._record.cost_usd or 0.0) + cost_usd
-        target = self.target
-        self.gateway.metrics.cost(cost_usd, model=target.card.id, backend=target.kind)
-        if self._caller is not None:
-            await self.gateway.budgets.add(self._caller, cost_usd)
+        self._was_asked = False
+        if cost_usd is not None:
+            self._note_cost(cost_usd)
+            if self._caller is not None:
+                await self.gateway.budgets.add(self._caller, cost_usd)
 
     def _pay_for_part(self, *, ended_here: bool) -> None:
-        """Book what an answer cost that did not come to its end; otherwise leaving just before it would be free. An
-        attempt that the backend itself ended without a sign of an answer costs nothing."""
-        if not self._was_asked or self._finished is not None or not (self._num_batches or ended_here):
+        """Book what an attempt cost whose answer nobody gets; otherwise leaving just before its end would be free. One
+        that the backend itself ended without a sign of an answer costs nothing."""
+        if not self._was_asked:
             return
         self._was_asked = False
-        cost_usd = estimate_usd(self.gateway.catalogue, self.target, self.request, self._num_tokens)
+        cost_usd = 0.0
+        if self._finished is not None:
+            cost_usd = self._finished.usage.cost_usd or 0.0
+        elif self._num_batches or ended_here:
+            cost_usd = estimate_usd(self.gateway.catalogue, self.target, self.request, self._num_tokens)
         if cost_usd > 0.0:
-            self._record.cost_usd = (self._record.cost_usd or 0.0) + cost_usd
-            target = self.target
-            self.gateway.metrics.cost(cost_usd, model=target.card.id, backend=target.kind)
+            self._note_cost(cost_usd)
             if self._caller is not None:
                 self.gateway.budgets.add_soon(self._caller, cost_usd)
+
+    def _note_cost(self, cost_usd: float) -> None:
+        self._record.cost_usd = (self._record.cost_usd or 0.0) + cost_usd
+        self.gateway.metrics.cost(cost_usd, model=self.target.card.id, backend=self.target.kind)
 
     # The answer's edges.
 

@@ -60,3 +60,14 @@ def test_a_cards_own_remote_name_wins_and_its_hub_source_does_not() -> None:
 
     assert catalogue.resolve("a").sources["vllm"] == RemoteSource(name="other")
     assert catalogue.resolve("b").sources["vllm"] == RemoteSource(name="b")
+
+
+def test_what_a_backend_says_of_a_model_is_found_with_and_without_its_provider() -> None:
+    catalogue = Catalogue([])
+    listed = offered("gpt-4o").model_copy(update={"owned_by": "openai"})
+    catalogue.offer("vllm", [listed])
+
+    assert catalogue.offered("vllm", "gpt-4o") == listed
+    assert catalogue.offered("vllm", "openai/gpt-4o") == listed
+    assert catalogue.offered("vllm", "azure/gpt-4o") is None
+    assert catalogue.offered("litellm", "gpt-4o") is None

@@ -6,6 +6,8 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -14,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.errors import Draining, Overloaded
-from openai_compat.admission import Admission, LocalSlots, Slot
+from openai_compat.admission import Admission, LocalOwnSlots, LocalSlots, OwnSlotStore, Slot
 from openai_compat.config import WireConfig
-from openai_compat.shared_limits import SharedSlots
+from openai_compat.errors import TooManyAtOnce
+from openai_compat.shared_limits import SharedOwnSlots, SharedSlots
 
 spawn = multiprocessing.get_context("spawn")
 
@@ -411,3 +414,91 @@ async def test_a_waiting_request_sees_a_slot_that_another_process_gave_back(tmp_
     process.kill()
     (await asyncio.wait_for(waiting, 20)).release()
     await asyncio.to_thread(process.join, 20)
+
+
+# One principal's own limit
+
+
+@pytest.fixture(params=["local", "shared"])
+def own_slots(request: pytest.FixtureRequest, tmp_path: Path) -> OwnSlotStore:
+    return LocalOwnSlots() if request.param == "local" else SharedOwnSlots.open(tmp_path / "own")
+
+
+def test_a_principal_has_as_many_own_slots_as_his_limit_says(own_slots: OwnSlotStore) -> None:
+    numbers = [own_slots.try_acquire("a", 2) for _ in range(3)]
+
+    assert sorted(number for number in numbers if number is not None) == [0, 1]
+    assert own_slots.try_acquire("b", 1) == 0
+    own_slots.release("a", 0)
+    assert own_slots.try_acquire("a", 2) == 0
+    assert own_slots.try_acquire("a", 3) == 2
+
+
+async def test_a_principal_at_its_own_limit_is_refused_while_there_is_room() -> None:
+    desk = admission(3)
+    async with desk.slot("a", 1):
+        with pytest.raises(TooManyAtOnce, match="1 completions") as caught:
+            await desk.slot("a", 1).__aenter__()
+        async with desk.slot("b", 1), desk.slot("c"):
+            assert desk.running == 3
+    async with desk.slot("a", 1):
+        assert desk.running == 1
+
+    assert (caught.value.retry_after_s or 0) >= 1
+
+
+async def test_who_waits_counts_for_the_principals_own_limit_and_a_refusal_does_not() -> None:
+    desk = admission(1, queue=1)
+    first = await desk.acquire("x")
+    waiting = asyncio.create_task(desk.slot("a", 1).__aenter__())
+    await turns()
+
+    with pytest.raises(TooManyAtOnce):
+        await desk.slot("a", 1).__aenter__()
+    with pytest.raises(Overloaded):
+        await desk.slot("b", 1).__aenter__()
+    first.release()
+    (await waiting).release()
+    async with desk.slot("b", 1):
+        pass
+
+
+async def test_own_slots_are_given_back_when_a_waiting_request_leaves() -> None:
+    desk = admission(1, queue=2)
+    first = await desk.acquire("x")
+    waiting = asyncio.create_task(desk.slot("a", 1).__aenter__())
+    await turns()
+    waiting.cancel()
+    await asyncio.wait((waiting,))
+    first.release()
+
+    async with desk.slot("a", 1):
+        assert desk.running == 1
+
+
+def test_own_slots_of_a_worker_that_is_killed_are_free_again(tmp_path: Path) -> None:
+    path = tmp_path / "own"
+    code = (
+        "import sys; from pathlib import Path; from openai_compat.shared_limits import SharedOwnSlots\n"
+        f"print(SharedOwnSlots.open(Path({str(path)!r})).try_acquire('a', 1), flush=True); sys.stdin.read()"
+    )
+    worker = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    slots = SharedOwnSlots.open(path)
+    try:
+        assert worker.stdout.readline() == b"0\n"
+        assert slots.try_acquire("a", 1) is None
+        assert slots.try_acquire("b", 1) == 0
+    finally:
+        worker.kill()
+        worker.wait()
+        worker.stdin.close()
+        worker.stdout.close()
+
+    assert slots.try_acquire("a", 1) == 0

@@ -414,6 +414,17 @@ async def test_leaving_before_a_whole_answer_pays_for_the_prompt(tmp_path: Path)
         assert await house.spent() == 3.0
 
 
+async def test_leaving_after_the_cost_was_told_pays_it(tmp_path: Path) -> None:
+    script = [*words("Hi", usage=Usage(5, 1, cost_usd=0.25)), Hang()]
+    async with House(tmp_path, script=script, price=PRICE) as house:
+        connection, running = house.begin()
+        await house.cloud.reached.wait()
+        connection.leave()
+        await running
+
+        assert await house.spent() == 0.25
+
+
 async def test_a_refusal_of_the_cloud_costs_nothing(tmp_path: Path) -> None:
     async with House(tmp_path, script=[BackendFailed("No")], price=PRICE, fallbacks=[]) as house:
         assert (await house.chat()).status == 500

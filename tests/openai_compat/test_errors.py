@@ -89,6 +89,14 @@ def test_a_subclass_without_a_row_takes_its_parents() -> None:
         (errors.RequestTooLarge(limit_bytes=9), 413, "invalid_request_error", "request_too_large", None),
         (errors.UnsupportedMediaType("no"), 415, "invalid_request_error", "unsupported_media_type", None),
         (errors.RateLimited(retry_after_s=1), 429, "rate_limit_error", "rate_limit_exceeded", None),
+        (
+            errors.QuotaExceeded(limit_usd=5, resets_in_s=9),
+            429,
+            "insufficient_quota",
+            "insufficient_quota",
+            None,
+        ),
+        (errors.TooManyAtOnce(2, retry_after_s=1), 429, "rate_limit_error", "concurrency_limit", None),
         (errors.AuthenticationRequired("no"), 401, "authentication_error", "invalid_api_key", None),
     ],
 )
@@ -115,6 +123,19 @@ def test_401_has_the_two_part_detail_and_the_challenge() -> None:
         "message": "Missing Authorization header",
     }
     assert error_headers(exc) == {"www-authenticate": "Bearer"}
+
+
+def test_a_spent_budget_says_when_to_come_again_and_that_trying_sooner_is_vain() -> None:
+    exc = errors.QuotaExceeded(limit_usd=2.5, resets_in_s=3599.2)
+
+    assert error_headers(exc) == {
+        "retry-after": "3600",
+        "retry-after-ms": "3599200",
+        "x-should-retry": "false",
+    }
+    assert body(exc)["detail"] == (
+        "The budget of 2.5 US dollars for today is spent; it begins anew at 00:00 UTC, in 3600 s"
+    )
 
 
 def test_422_lists_entries_and_names_the_dotted_path() -> None:

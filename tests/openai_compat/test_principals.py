@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,8 +16,11 @@ from hypothesis import strategies as st
 from openai_compat import __main__ as command
 from openai_compat.auth import Authenticator
 from openai_compat.errors import AuthenticationRequired
+from openai_compat.metrics import Metrics
 from openai_compat.principals import MAX_FILE_BYTES, Principal, digest_of, parse_principals
+from tests.openai_compat.scripted_backend import Hang, ScriptedBackend, hello
 from tests.openai_compat.test_auth import Clock, header
+from tests.openai_compat.wire import HELLO, Connection, make_app
 
 A, B = digest_of(b"token-a").hex(), digest_of(b"token-b").hex()
 
@@ -222,3 +227,78 @@ def test_the_command_refuses_what_no_header_can_carry(
 
     assert command.main(["hash-token"]) == 2
     assert capsys.readouterr().out == ""
+
+
+# On the wire
+
+
+class Service:
+    """`alice` has limits of her own, `bob` none."""
+
+    def __init__(self, folder: Path, backend: ScriptedBackend | None = None, **config: Any) -> None:
+        file = folder / "principals.json"
+        limits = {"rps": 0.01, "burst": 2, "max_concurrent": 1}
+        file.write_bytes(file_of(entry(limits=limits), {"name": "bob", "token_sha256": B}))
+        self.app = make_app(backend, principals_file=file, **config)
+
+    def begin(self, token: str = "token-a") -> Connection:
+        headers = {"authorization": f"Bearer {token}"}
+        return Connection(
+            self.app, "POST", "/v1/chat/completions", body=json.dumps(HELLO).encode(), headers=headers
+        )
+
+
+async def test_a_callers_own_rate_holds_for_him_alone(tmp_path: Path) -> None:
+    service = Service(tmp_path, rate_limit_rps=1000, rate_limit_burst=1000)
+
+    alice = [(await service.begin().run()).status for _ in range(4)]
+    bob = [(await service.begin("token-b").run()).status for _ in range(4)]
+
+    assert alice == [200, 200, 429, 429]
+    assert bob == [200] * 4
+
+
+async def test_a_caller_at_his_own_concurrency_limit_is_refused_and_others_are_not(tmp_path: Path) -> None:
+    backend = ScriptedBackend(script=[Hang()])
+    service = Service(tmp_path, backend)
+    first = service.begin()
+    running = asyncio.create_task(first.run())
+    await backend.reached.wait()
+    backend.script = hello
+
+    refused = await service.begin().run()
+    other = await service.begin("token-b").run()
+    first.leave()
+    await running
+
+    assert (refused.status, refused.error["code"]) == (429, "concurrency_limit")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert other.status == 200
+
+
+async def test_the_name_stands_in_the_log_and_in_metrics(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = Service(tmp_path, access_log=True, api_tokens=(b"plain",))
+
+    with caplog.at_level(logging.INFO, logger="llm.access"):
+        await service.begin().run()
+        await service.begin("plain").run()
+    text = service.app.state.gateway.metrics.render().decode()
+
+    assert '"principal":"alice"' in caplog.text
+    assert "token-a" not in caplog.text
+    assert 'llm:principal_requests_total{principal="alice"} 1.0' in text
+    assert "key:" not in text
+
+
+def test_names_beyond_the_bound_share_a_series(tmp_path: Path) -> None:
+    metrics = Metrics(directory=tmp_path)
+    for number in range(1100):
+        metrics.principal_cost(Principal(name=f"p{number}", is_named=True), 1.0)
+    metrics.principal_cost(Principal(name="ip:1.2.3.4"), 1.0)
+    text = metrics.render().decode()
+    metrics.close()
+
+    assert text.count("llm:principal_cost_usd_total{") == 1001
+    assert 'llm:principal_cost_usd_total{principal="unknown"} 100.0' in text
