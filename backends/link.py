@@ -65,6 +65,11 @@ class Exchange(asyncio.Protocol):
         return self._error is None and self._transport is not None and not self._transport.is_closing()
 
     @property
+    def accepted(self) -> bool:
+        """The response's head has arrived."""
+        return self._head
+
+    @property
     def complete(self) -> bool:
         """The whole response has arrived (it may be unread)."""
         return self._complete
@@ -170,6 +175,11 @@ class Exchange(asyncio.Protocol):
         self._ending.discard(self)
         self._wake()
 
+    def on_message_begin(self) -> None:
+        if self._complete:
+            # A second response right behind the first: it is nobody's, and the next one would be taken for another's.
+            raise NotHttp
+
     def on_headers_complete(self) -> None:
         self._head = True
 
@@ -260,7 +270,8 @@ class OpenExchange(Exchange):
             super().close(asyncio.get_running_loop().time())
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.lower()] = value
+        if not self._head:  # behind the body they are trailers
+            self.headers[name.lower()] = value
 
 
 E = TypeVar("E", bound=Exchange)

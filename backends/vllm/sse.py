@@ -18,33 +18,52 @@ class EventSplitter:
     line (older llama-servers) counts as data: it is how they report a failure.
     """
 
-    __slots__ = ("_rest",)
+    __slots__ = ("_half", "_parts", "_size")
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._parts: list[bytes] = []
+        """Of an event whose end has not come. Put together once: some megabytes come in hundreds of reads."""
+        self._size = 0
+        self._half = False
+        """The last read ended with a carriage return, which may be half a line break."""
 
     def feed(self, data: bytes) -> list[bytes]:
         """The payloads that are complete now.
 
         Raises: UpstreamError for an event beyond the limit.
         """
-        if self._rest:
-            data = self._rest + data
+        if self._half:
+            data, self._half = b"\r" + data, False
         if b"\r" in data:
-            # JSON escapes its line breaks, so a bare one can only end a line. One at the end may be half a CRLF.
-            held = b"\r" if data.endswith(b"\r") else b""
-            data = data[: len(data) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n") + held
-        events = data.split(b"\n\n")
-        self._rest = events.pop()
-        if len(self._rest) > MAX_EVENT_BYTES:
-            raise UpstreamError(f"The server sent an event of more than {MAX_EVENT_BYTES} bytes")
+            # JSON escapes its line breaks, so a bare one can only end a line.
+            self._half = data.endswith(b"\r")
+            data = data[: len(data) - self._half].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        parts = self._parts
+        if parts:
+            if b"\n\n" not in data and not (data.startswith(b"\n") and parts[-1].endswith(b"\n")):
+                self._keep(data)
+                return []
+            data = b"".join([*parts, data])
+            parts.clear()
+            self._size = 0
+        *events, rest = data.split(b"\n\n")
+        self._keep(rest)
         return [payload for event in events if (payload := _payload(event))]
 
     def flush(self) -> list[bytes]:
         """What the end of the body leaves: a last event that no blank line ended."""
-        rest, self._rest = self._rest.rstrip(b"\r"), b""
-        payload = _payload(rest)
+        payload = _payload(b"".join(self._parts))
+        self._parts.clear()
+        self._size = 0
+        self._half = False
         return [payload] if payload else []
+
+    def _keep(self, data: bytes) -> None:
+        if data:
+            self._parts.append(data)
+            self._size += len(data)
+            if self._size > MAX_EVENT_BYTES:
+                raise UpstreamError(f"The server sent an event of more than {MAX_EVENT_BYTES} bytes")
 
 
 def _payload(event: bytes) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,6 +55,15 @@ def test_a_payload_of_several_lines_is_joined():
 
 def test_a_carriage_return_at_the_end_of_a_read_may_be_half_a_line_break():
     assert read(b"data: {}\r", b"\n\r", b"\ndata: [DONE]\r\n\r\n") == [b"{}", b"[DONE]"]
+
+
+def test_a_long_event_is_put_together_once():
+    piece = b"x" * 1000
+    body = [b'data: "', *[piece] * 5000, b'"\n', b"\n"]
+    begun = time.process_time()
+
+    assert len(b"".join(read(*body))) == 5_000_002
+    assert time.process_time() - begun < 1
 
 
 def test_an_event_without_end_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch):

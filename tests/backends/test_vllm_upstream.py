@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from backends.errors import BackendFailed, BackendUnavailable, NotSupported, UpstreamError
+from backends.errors import (
+    BackendFailed,
+    BackendUnavailable,
+    NotSupported,
+    UpstreamError,
+    UpstreamRateLimited,
+)
 from backends.types import (
     ChatPrompt,
     ChoiceFinished,
@@ -278,6 +284,29 @@ async def test_an_interim_response_is_skipped(server: OpenAIUpstream, upstream: 
     raw += b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
 
     assert text_of(await answer(server, upstream, chat(), Script([raw + body], framing="raw"))) == "a"
+
+
+async def test_a_second_response_that_nobody_asked_for_is_nobodys(server: OpenAIUpstream, upstream: Upstream):
+    def response(word: str) -> bytes:
+        body = json.dumps({"choices": [{"message": {"content": word}, "finish_reason": "stop"}]}).encode()
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        return head % len(body) + body
+
+    first = await answer(
+        server, upstream, chat(), Script([response("mine") + response("theirs")], framing="raw")
+    )
+    second = await answer(server, upstream, chat(), whole("next"))
+
+    assert (text_of(first), text_of(second)) == ("mine", "next")
+
+
+async def test_trailers_are_no_headers(server: OpenAIUpstream, upstream: Upstream):
+    head = b"HTTP/1.1 429 No\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    body = b"2\r\n{}\r\n0\r\nretry-after: 99\r\n\r\n"
+
+    with pytest.raises(UpstreamRateLimited) as limited:
+        await answer(server, upstream, chat(), Script([head + body], framing="raw"))
+    assert limited.value.retry_after_s is None
 
 
 async def test_a_head_without_end_is_no_answer(server: OpenAIUpstream, upstream: Upstream):
