@@ -13,7 +13,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -42,12 +42,13 @@ from backends.types import (
     Prompt,
     TextPrompt,
 )
+from backends.vllm import transport
 from backends.vllm.balancer import Balancer
 from backends.vllm.listing import ServedModel
-from backends.vllm.transport import Unreached
+from backends.vllm.transport import SILENT, Unreached
 from backends.vllm.upstream import Upstream
 from models.card import HubSource, ModelCard, RemoteSource
-from models.errors import ModelError
+from models.errors import ModelError, UnknownModel
 
 if TYPE_CHECKING:
     from models.catalogue import Catalogue
@@ -62,6 +63,8 @@ RETRY_S: Final = 1.0
 """Between two looks at one that is not."""
 LOOK_TIMEOUT_S: Final = 5.0
 """A server under load answers late; it is not to be taken for dead."""
+GIVE_UP_S: Final = 30.0
+"""A server that answered no look for so long gets back nothing of what it was asked, if another one is well."""
 KEY_CHARS: Final = 2048
 """Of each text, what tells conversations apart."""
 KEY_MESSAGES: Final = 8
@@ -72,6 +75,8 @@ class _Server:
     upstream: Upstream
     ailment: str | None = "No answer yet"
     """Why it can serve nothing, None when it can."""
+    silent_since: float | None = None
+    """When the first of the looks began that it has not answered since; None while it answers, be it with an error."""
     served: dict[str, ServedModel] = field(default_factory=dict)
     alarm: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by a request that met a failure: look at once."""
@@ -80,7 +85,8 @@ class _Server:
 class RemoteBackend(Backend):
     """One or several OpenAI-compatible servers with the same models. Owns the upstreams.
 
-    `now` and `chance`: see `Balancer`. `poll_s`: between two looks at a server.
+    `now` and `chance`: see `Balancer`. `poll_s`: between two looks at a server; `look_timeout_s` and `give_up_s`: see
+    `LOOK_TIMEOUT_S` and `GIVE_UP_S`.
     """
 
     kind = "vllm"
@@ -93,11 +99,16 @@ class RemoteBackend(Backend):
         now: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
         poll_s: float = POLL_S,
+        look_timeout_s: float = LOOK_TIMEOUT_S,
+        give_up_s: float = GIVE_UP_S,
     ) -> None:
         self._servers = [_Server(upstream) for upstream in upstreams]
         self._catalogue = catalogue
         self._balancer = Balancer(len(upstreams), now=now, chance=chance)
+        self._now = now
         self._poll_s = poll_s
+        self._look_timeout_s = look_timeout_s
+        self._give_up_s = give_up_s
         self._running: Counter[str] = Counter()
         self._watchers: list[asyncio.Task[None]] = []
         self._offered: tuple[ModelCard, ...] = ()
@@ -112,10 +123,10 @@ class RemoteBackend(Backend):
         name = self._served_name(card)
         key = conversation_key(request) if len(self._servers) > 1 else None
         left = set(self._serving(name))
-        error: ServiceError = BackendUnavailable("No server is configured")
+        error: ServiceError | ModelError | None = None
         self._running[card.id] += 1
         try:
-            while (index := self._balancer.pick(key, self._loads(), left)) is not None:
+            while (index := self._balancer.pick(key, self._loads(), self._well(left))) is not None:
                 left.discard(index)
                 batches = self._servers[index].upstream.attempt(request, served_name=name)
                 verdict = self._balancer.left
@@ -126,6 +137,10 @@ class RemoteBackend(Backend):
                     return
                 except Unreached as unreached:
                     verdict, error = self._balancer.failed, unreached.error
+                except UnknownModel as unknown:
+                    # It serves other models since the last look.
+                    verdict, error = self._balancer.succeeded, error or unknown
+                    self._servers[index].alarm.set()
                 except (UpstreamAuthFailed, UpstreamRateLimited, RequestError, ModelError):
                     verdict = self._balancer.succeeded
                     raise
@@ -137,7 +152,7 @@ class RemoteBackend(Backend):
                     if verdict == self._balancer.failed:
                         self._servers[index].alarm.set()
                     await batches.aclose()
-            raise error
+            raise error or BackendUnavailable("No server is configured")
         finally:
             self._running[card.id] -= 1
 
@@ -160,10 +175,10 @@ class RemoteBackend(Backend):
         card = self._catalogue.resolve(model)
         name = self._served_name(card)
         left = set(self._serving(name))
-        error: ServiceError = BackendUnavailable("No server is configured")
+        error: ServiceError | ModelError | None = None
         self._running[card.id] += 1
         try:
-            while (index := self._balancer.pick(None, self._loads(), left)) is not None:
+            while (index := self._balancer.pick(None, self._loads(), self._well(left))) is not None:
                 left.discard(index)
                 verdict = self._balancer.left
                 try:
@@ -172,6 +187,9 @@ class RemoteBackend(Backend):
                     return answer
                 except BackendUnavailable as unavailable:
                     verdict, error = self._balancer.failed, unavailable
+                except UnknownModel as unknown:
+                    verdict, error = self._balancer.succeeded, error or unknown
+                    self._servers[index].alarm.set()
                 except (UpstreamAuthFailed, UpstreamRateLimited, RequestError, ModelError):
                     verdict = self._balancer.succeeded
                     raise
@@ -182,7 +200,7 @@ class RemoteBackend(Backend):
                     verdict(index)
                     if verdict == self._balancer.failed:
                         self._servers[index].alarm.set()
-            raise error
+            raise error or BackendUnavailable("No server is configured")
         finally:
             self._running[card.id] -= 1
 
@@ -255,6 +273,11 @@ class RemoteBackend(Backend):
         listing = [i for i, server in enumerate(self._servers) if name in server.served]
         return listing or list(range(len(self._servers)))
 
+    def _well(self, left: Collection[int]) -> Collection[int]:
+        """Those that were well when they were last looked at: one that hangs takes connections all the same, and every
+        request would have to find out for itself. All, where none was."""
+        return [i for i in left if self._servers[i].ailment is None] or left
+
     def _loads(self) -> list[int]:
         return [server.upstream.running for server in self._servers]
 
@@ -295,7 +318,12 @@ class RemoteBackend(Backend):
 
     async def _look(self, index: int) -> None:
         server = self._servers[index]
-        ailment = await server.upstream.ailment(timeout_s=LOOK_TIMEOUT_S)
+        begun = self._now()
+        ailment = await server.upstream.ailment(timeout_s=self._look_timeout_s)
+        if ailment != SILENT:
+            server.silent_since = None
+        elif server.silent_since is None:
+            server.silent_since = begun
         if ailment is None:
             try:
                 server.served = {model.id: model for model in await server.upstream.models()}
@@ -305,12 +333,20 @@ class RemoteBackend(Backend):
                 ailment = error.message
             else:
                 self._offer()
-        if ailment is None:
+        if ailment is None and server.ailment is not None:
+            # Not at every good look: a server can be well by its own word and fail every request.
             self._balancer.invite(index)
         if ailment != server.ailment:
             what = "is well" if ailment is None else ailment
             log.log(logging.INFO if ailment is None else logging.WARNING, "server %d: %s", index + 1, what)
         server.ailment = ailment
+        if server.silent_since is not None and self._now() - server.silent_since >= self._give_up_s:
+            self._take_back(index)
+
+    def _take_back(self, index: int) -> None:
+        """Requests that wait for the first byte of a server that hangs are tried on another one, if one is well."""
+        if any(server.ailment is None for server in self._servers):
+            self._servers[index].upstream.take_back(Unreached(transport.unavailable(SILENT)))
 
     def _offer(self) -> None:
         """Tell the catalogue what the servers list, if that has changed."""

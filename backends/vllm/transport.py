@@ -13,6 +13,7 @@ from backends.link import Link, NotHttp, OpenExchange, PeerGone
 MAX_ANSWER_BYTES: Final = 64 << 20
 """Longest whole answer (16 choices with 20 alternatives per token are the largest)."""
 RETRY_AFTER_S: Final = 2.0
+SILENT: Final = "The server does not answer"
 
 
 class Unreached(Exception):
@@ -61,7 +62,7 @@ class Transport:
         except NotHttp:
             raise UpstreamError("What answers at the server's address is no HTTP server") from None
         except TimeoutError:
-            why = "The server does not answer"
+            why = SILENT
         except (ConnectionRefusedError, FileNotFoundError):
             why = "Connection refused"
         except ssl.SSLCertVerificationError:

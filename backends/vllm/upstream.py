@@ -47,6 +47,8 @@ class Upstream:
         self._listing: Listing | None = None
         self._quirks: set[Quirk] = set()
         self._running = 0
+        self.received = 0
+        """Batches of events, of all generations so far."""
 
     @property
     def running(self) -> int:
@@ -78,6 +80,7 @@ class Upstream:
         try:
             async with aclosing(self._batches(request, served_name, call)) as batches:
                 async for batch in batches:
+                    self.received += 1
                     yield batch
         finally:
             self._running -= 1
@@ -89,6 +92,11 @@ class Upstream:
         """End a generation: its connection closes, its generator raises BackendFailed. Others are no error."""
         for call in self._calls.get(request_id, ()):
             call.abort()
+
+    def take_back(self, error: Exception) -> None:
+        """Let every generation end with `error` for which the server has not answered with so much as a head."""
+        for call in [call for calls in self._calls.values() for call in calls]:
+            call.take_back(error)
 
     async def count_tokens(self, served_name: str, prompt: Prompt) -> int:
         """Tokens of a prompt by the server's own tokenizer and template.
@@ -153,7 +161,7 @@ class Upstream:
                 if status in (404, 405):
                     status, _, _ = await self.call("GET", "/v1/models", b"")
         except TimeoutError:
-            return "The server does not answer"
+            return transport.SILENT
         except ServiceError as error:
             return error.message
         if status in (401, 403):
@@ -374,6 +382,10 @@ class _Call:
 
     def detach(self) -> None:
         self._exchange = None
+
+    def take_back(self, error: Exception) -> None:
+        if self._exchange is not None and not self._exchange.accepted:
+            self._exchange.fail(error)
 
     def abort(self) -> None:
         self._aborted = True

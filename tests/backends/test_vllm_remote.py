@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from tests.backends.openai_upstream import (
     Hang,
     OpenAIUpstream,
     Script,
+    Wait,
     document,
     finish,
     refused,
@@ -66,17 +68,23 @@ class Bench:
 
 
 @asynccontextmanager
-async def a_bench(num_servers: int, *cards: ModelCard, chance: float = 1.0) -> AsyncIterator[Bench]:
+async def a_bench(
+    num_servers: int, *cards: ModelCard, chance: float = 1.0, **options: float
+) -> AsyncIterator[Bench]:
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(OpenAIUpstream()) for _ in range(num_servers)]
         catalogue = Catalogue(cards)
         upstreams = [Upstream(server.url) for server in servers]
-        backend = RemoteBackend(upstreams, catalogue, chance=lambda: chance, poll_s=30.0)
+        backend = RemoteBackend(upstreams, catalogue, chance=lambda: chance, poll_s=30.0, **options)
         stack.push_async_callback(backend.aclose)
         bench = Bench(backend, catalogue, servers)
         await backend.start()
         await bench.until_seen()
         yield bench
+
+
+def looks_at(server: OpenAIUpstream) -> int:
+    return sum(asked.path == "/v1/models" for asked in server.received)
 
 
 @pytest.fixture
@@ -322,7 +330,120 @@ async def test_a_server_that_keeps_failing_is_left_alone(two: Bench):
         with suppress(UpstreamError):
             await events_of(two.backend, request("m", TextPrompt(text=str(i))))
 
+    assert 1 <= len(bad.completions) <= FAILURES_TO_EJECT
+
+
+async def test_a_server_that_calls_itself_well_and_fails_every_request_is_left_alone_too(two: Bench):
+    bad, good = two.servers
+    bad.answers(*[refused(500)] * 40)
+    good.answers(*[whole("b")] * 40)
+    for i in range(10):
+        with suppress(UpstreamError):
+            await events_of(two.backend, request("m", TextPrompt(text=str(i))))
+    failed = len(bad.completions)
+    looks = looks_at(bad)
+    two.backend._servers[0].alarm.set()
+
+    async def looked_again() -> bool:
+        return looks_at(bad) > looks and not two.backend._servers[0].alarm.is_set()
+
+    await two.until(looked_again)
+    for i in range(10):
+        await events_of(two.backend, request("m", TextPrompt(text=str(i))))
+
+    assert failed == FAILURES_TO_EJECT
     assert len(bad.completions) == FAILURES_TO_EJECT
+
+
+async def test_a_server_that_hangs_gets_no_request_while_another_is_well(two: Bench):
+    two.backend._servers[0].ailment = "The server does not answer"
+    two.servers[1].answers(*[whole("b")] * 8)
+    for i in range(8):
+        await events_of(two.backend, request("m", TextPrompt(text=str(i))))
+
+    assert two.asked == [0, 8]
+
+
+async def test_where_no_server_is_well_they_are_asked_all_the_same(two: Bench):
+    for server in two.backend._servers:
+        server.ailment = "The server does not answer"
+    two.servers[0].answers(whole("a"))
+    two.servers[1].answers(whole("a"))
+
+    assert await two.text() == "a"
+
+
+@pytest.mark.parametrize("has_head", [False, True])
+async def test_what_waits_for_the_first_byte_of_a_server_that_hangs_is_tried_on_another(
+    monkeypatch: pytest.MonkeyPatch, has_head: bool
+):
+    async with a_bench(2, look_timeout_s=0.05, give_up_s=0.15) as bench:
+        for server in bench.servers:
+            server.answers(
+                Script(
+                    [text("a"), Hang()] if has_head else [Hang()], framing="chunked" if has_head else "raw"
+                )
+            )
+        generator = bench.backend.generate(request("m", CHAT, stream=True))
+        first = asyncio.ensure_future(anext(generator))
+
+        async def asked() -> bool:
+            return sum(bench.asked) == 1 and (first.done() or not has_head)
+
+        await bench.until(asked)
+        hung = bench.asked.index(1)
+        bench.servers[1 - hung]._scripts.clear()
+        bench.servers[1 - hung].answers(stream(text("b"), finish(), usage(1, 1)))
+        monkeypatch.setattr(bench.servers[hung], "_script_for", lambda _: Script([Hang()], framing="raw"))
+        bench.backend._servers[hung].alarm.set()
+
+        async def given_up() -> bool:
+            since = bench.backend._servers[hung].silent_since
+            return since is not None and time.monotonic() - since > 0.4
+
+        await bench.until(given_up)
+        events = await asyncio.wait_for(first, 5)
+        await generator.aclose()
+
+    assert text_of(events) == ("a" if has_head else "b")
+    assert sum(bench.asked) == (1 if has_head else 2)
+
+
+async def test_a_lonely_server_that_hangs_keeps_what_it_was_asked():
+    async with a_bench(1, look_timeout_s=0.02, give_up_s=0.05) as bench:
+        released = asyncio.Event()
+        bench.servers[0].answers(Script([Wait(released), text("a"), finish(), usage(1, 1)]))
+        waiting = asyncio.create_task(bench.text(stream=True))
+        bench.backend._servers[0].silent_since = 0.0
+        bench.backend._take_back(0)
+        released.set()
+
+        assert await waiting == "a"
+
+
+async def test_a_server_that_serves_other_models_since_the_last_look_is_passed_over(two: Bench):
+    for server in two.servers:
+        server.answers(whole("a"))
+    await two.text()
+    moved = two.asked.index(1)
+    looks = looks_at(two.servers[moved])
+    two.servers[moved].models = [{"id": "other", "owned_by": "vllm"}]
+    two.servers[moved].answers(refused(404, "The model `m` does not exist.", type="NotFoundError"))
+
+    async def seen() -> bool:
+        return looks_at(two.servers[moved]) > looks and "m" not in two.backend._servers[moved].served
+
+    assert await two.text() == "a"
+    await two.until(seen)
+
+
+async def test_a_model_that_no_server_has_any_more_is_unknown(two: Bench):
+    for server in two.servers:
+        server.answers(refused(404, "The model `m` does not exist.", type="NotFoundError"))
+
+    with pytest.raises(UnknownModel):
+        await two.text()
+    assert two.asked == [1, 1]
 
 
 async def test_a_callers_mistakes_put_no_server_out(one: Bench):
