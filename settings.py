@@ -454,7 +454,7 @@ class BackendArgs(_Process):
     url: _RunnerUrl | None = _knob(None, "http://host:port or file:///path.sock")
     """A runner that runs elsewhere; none is started here then."""
     batch: Batch = _knob(Batch(), "a section")
-    """Adaptive batching of embeddings."""
+    """Adaptive batching of embeddings on llama.cpp; the other engines do it themselves."""
 
     def is_enabled(self, *, default: bool) -> bool:
         """`enabled`, or `default` where it is null."""
@@ -532,6 +532,8 @@ class VLLMArgs(BackendArgs):
     """Type of the weights and activations."""
     start_timeout_s: _Float = _knob(900.0, "a number > 0", unit="s", gt=0)
     """Longest time from a load to an engine that answers."""
+    stall_timeout_s: _Float | None = _knob(300.0, "a number >= 1, or null for never", unit="s", ge=1)
+    """How long an engine may have requests and get nothing done before it is taken for hung and started anew."""
     extra_args: _Words = _knob((), "a list of words, or text as a shell would split it")
     """More of vLLM's own command-line arguments; they win over those above."""
 

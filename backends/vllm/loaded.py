@@ -15,6 +15,7 @@ from backends.errors import BackendError, BackendFailed, BackendUnavailable, Inv
 from backends.loader import LoadedModel
 from backends.types import EventBatch, GenerationRequest, Prompt, TokenPrompt
 from backends.vllm.process import EngineProcess
+from backends.vllm.pulse import until_stuck
 from backends.vllm.upstream import Upstream
 
 log = logging.getLogger("llm.vllm")
@@ -31,7 +32,8 @@ _OURS: Final = b"vllm:"
 class VLLMModel(LoadedModel):
     """Made by `VLLMLoader`; owns the connection and the process.
 
-    `num_vocab_tokens`: None where the weights do not say; then ids are not checked here.
+    `num_vocab_tokens`: None where the weights do not say; then ids are not checked here. `stall_timeout_s`: see
+    `backends.vllm.pulse`; None waits for ever.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class VLLMModel(LoadedModel):
         context_length: int,
         memory_bytes: int,
         num_vocab_tokens: int | None,
+        stall_timeout_s: float | None = None,
     ) -> None:
         self.card_id = card_id
         self.context_length = context_length
@@ -50,6 +53,8 @@ class VLLMModel(LoadedModel):
         self._engine = engine
         self._upstream = upstream
         self._num_vocab_tokens = num_vocab_tokens
+        self._stall_timeout_s = stall_timeout_s
+        self._pulse: asyncio.Task[None] | None = None
         self._closing = False
 
     @property
@@ -72,6 +77,12 @@ class VLLMModel(LoadedModel):
         self._engine.on_failure = on_failure
         if self._engine.failure is not None:
             on_failure()
+        elif self._stall_timeout_s is not None:
+            self._pulse = asyncio.create_task(self._feel_pulse(self._stall_timeout_s))
+
+    async def _feel_pulse(self, limit_s: float) -> None:
+        await until_stuck(self._upstream, limit_s, asyncio.sleep)
+        await self._engine.give_up(f"got nothing done for {limit_s:g} s")
 
     @override
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EventBatch, None]:
@@ -151,6 +162,8 @@ class VLLMModel(LoadedModel):
     @override
     async def aclose(self) -> None:
         self._closing = True
+        if self._pulse is not None:
+            self._pulse.cancel()
         await self._upstream.aclose()
         await self._engine.stop()
 

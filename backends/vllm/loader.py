@@ -189,6 +189,7 @@ class VLLMLoader(ModelLoader):
             context_length=context_length,
             memory_bytes=size,
             num_vocab_tokens=facts.num_vocab_tokens,
+            stall_timeout_s=self._options.stall_timeout_s,
         )
 
 

@@ -49,6 +49,8 @@ class VLLMOptions:
     memory_budget_bytes: int | None = None
     start_timeout_s: float = 900.0
     stop_timeout_s: float = 10.0
+    stall_timeout_s: float | None = None
+    """How long an engine may have requests and get nothing done; None: for ever."""
     extra_args: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """This process's, of which the engine gets what it needs (`environment_of`)."""

@@ -1,12 +1,13 @@
 """One server of vLLM as a child process: started, watched, and gone for good when it is stopped.
 
 The child is the leader of a process group of its own; the engine's processes (`VLLM::EngineCore`, its workers) are in
-it. Four ways for it to end, and what is done:
+it. Five ways for it to end, and what is done:
 
 - `stop`: SIGTERM to the leader, which tells the engine's processes; SIGKILL to the group for what remains.
 - The leader ends by itself: the group is killed, `failure` is set, `on_failure` is called.
 - One of the engine's processes ends: vLLM's server notices too but goes on listening for up to 5 s, so it is treated
   like the leader's end.
+- It hangs, and whoever uses it says so (`give_up`): treated likewise.
 - This process ends, however: the child sees its standard input close and kills its group (`backends.vllm.guard`).
 """
 
@@ -24,12 +25,11 @@ from typing import Final
 import psutil
 
 from backends.vllm.engine_log import EngineLog
+from backends.vllm.exits import first_to_end
 from backends.vllm.reasons import ending_of, why_it_died, why_not_started
 
 log = logging.getLogger("llm.vllm")
 
-WATCH_S: Final = 0.25
-"""How often the engine's processes are looked at."""
 LAST_WORDS_S: Final = 0.2
 """What a dying process wrote may still be in the pipe."""
 QUIET_S: Final = 0.1
@@ -134,6 +134,10 @@ class EngineProcess:
                 await self._fallen.wait()
         return self._fallen.is_set()
 
+    async def give_up(self, ending: str) -> None:
+        """Take it for dead although it runs. `ending`: what is wrong with it, as the rest of a sentence."""
+        await self._fell(ending)
+
     async def stop(self) -> None:
         """End it and everything it started, and return when all of it is gone. May be called again, and by several."""
         if self._stopping is None:
@@ -188,10 +192,9 @@ class EngineProcess:
             self._log.feed(data)
 
     async def _watch(self, leader: asyncio.subprocess.Process, engine: Sequence[psutil.Process]) -> None:
-        while leader.returncode is None:
-            await asyncio.sleep(WATCH_S)
-            if not all(map(_is_alive, engine)):
-                break
+        with contextlib.suppress(psutil.NoSuchProcess):
+            await first_to_end([psutil.Process(leader.pid), *engine])
+        await _ended(leader, LAST_WORDS_S)
         lost = "lost one of its processes"
         await self._fell(lost if leader.returncode is None else ending_of(leader.returncode))
 
@@ -256,10 +259,3 @@ def _kill(processes: Iterable[psutil.Process], *, trackers: bool) -> None:
         with contextlib.suppress(psutil.Error):
             if trackers or TRACKER not in " ".join(process.cmdline()):
                 process.kill()
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False

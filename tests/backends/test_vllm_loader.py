@@ -18,6 +18,7 @@ from backends.errors import BackendError, BackendFailed, InsufficientMemory, Inv
 from backends.placement import Limits
 from backends.pool import PooledBackend
 from backends.types import TextDelta, TokenPrompt
+from backends.vllm import upstream as upstream_module
 from backends.vllm.loaded import MAX_METRICS_BYTES, own_metrics
 from backends.vllm.loader import OVERHEAD_BYTES, VLLMLoader
 from backends.vllm.memory import Gpu
@@ -197,6 +198,25 @@ async def test_a_stream_whose_engine_dies_gets_an_error_and_the_model_comes_back
 
     assert not dead.healthy
     assert len(engines()) == 1
+    assert engines()[0].pid != core.pid
+
+
+async def test_an_engine_that_hangs_without_dying_is_replaced(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(upstream_module, "HEALTH_TIMEOUT_S", 0.05)
+    pool = serve("m", extra_args=("--fake-answers=10000",), stall_timeout_s=1.0)
+    await pool.start()
+    async with asyncio.timeout(30), aclosing(pool.generate(endless("m"))) as batches:
+        await anext(batches)
+        (core,) = engines()
+        server = core.parent()
+        assert server is not None
+        server.suspend()  # nothing goes on, and nothing ends
+        with pytest.raises(BackendFailed, match="The engine of 'm' got nothing done for 1 s"):
+            async for _ in batches:
+                pass
+        while not (await pool.health()).healthy:  # noqa: ASYNC110 - it happens in other processes
+            await asyncio.sleep(0.02)
+
     assert engines()[0].pid != core.pid
 
 
