@@ -21,6 +21,7 @@
         └── UpstreamError               a remote server answered nonsense or an error of its own
             ├── UpstreamAuthFailed      a remote server refused our key
             └── UpstreamRateLimited     a remote server takes no more requests for now
+                └── UpstreamQuotaExceeded   our account there is spent
 
 `models.errors` holds the errors of the catalogue; both trees travel over the runner's wire.
 """
@@ -150,3 +151,7 @@ class UpstreamAuthFailed(UpstreamError):
 
 class UpstreamRateLimited(UpstreamError):
     """A remote server takes no more requests for now; `retry_after_s` is its own hint."""
+
+
+class UpstreamQuotaExceeded(UpstreamRateLimited):
+    """Our account at a remote server is spent: no pause helps, only whoever pays for it."""

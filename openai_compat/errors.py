@@ -161,6 +161,7 @@ ROWS: dict[type[Exception], Row] = {
     be.UpstreamError: Row(502, "upstream_error", "upstream_error"),
     be.UpstreamAuthFailed: Row(502, "upstream_error", "upstream_auth"),
     be.UpstreamRateLimited: Row(429, "rate_limit_error", "rate_limit_exceeded", 1.0),
+    be.UpstreamQuotaExceeded: Row(429, "insufficient_quota", "insufficient_quota"),
     me.ModelError: _INTERNAL,
     me.UnknownModel: Row(404, _INVALID, "model_not_found"),
     me.UnusableModel: Row(422, _INVALID, "validation_error"),
@@ -267,7 +268,7 @@ def error_headers(exc: BaseException) -> dict[str, str]:
         headers["retry-after-ms"] = str(wait_ms)
     if isinstance(known, AuthenticationRequired):
         headers["www-authenticate"] = "Bearer"
-    elif isinstance(known, QuotaExceeded):
+    elif isinstance(known, QuotaExceeded | be.UpstreamQuotaExceeded):
         # OpenAI's SDKs try a 429 again unless this tells them not to.
         headers["x-should-retry"] = "false"
     elif isinstance(known, MethodNotAllowed):

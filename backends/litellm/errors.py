@@ -19,12 +19,12 @@ from backends.errors import (
     BackendUnavailable,
     ContextLengthExceeded,
     InvalidParameter,
-    Overloaded,
     RequestError,
     ServiceError,
     UnsupportedParameter,
     UpstreamAuthFailed,
     UpstreamError,
+    UpstreamQuotaExceeded,
     UpstreamRateLimited,
 )
 from backends.litellm.deployment import Deployment
@@ -34,7 +34,6 @@ from models.errors import ModelError, UnknownModel
 _log = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARS: Final = 500
-RETRY_AFTER_S: Final = 2.0
 MAX_RETRY_AFTER_S: Final = 3600.0
 
 _PARAMETERS: Final = (
@@ -153,7 +152,7 @@ class Translator:
         if codes & _POLICY_CODES:
             return RequestError(f"The provider {provider!r} refused the content: {words}")
         if codes & _QUOTA_CODES or status == 402:
-            return UpstreamRateLimited(f"The account at the provider {provider!r} has no quota left")
+            return UpstreamQuotaExceeded(f"The account at the provider {provider!r} has no quota left")
         if status in (401, 403):
             if status == 403 and re.search(r"moderation|flagged", words, re.IGNORECASE):
                 return RequestError(f"The provider {provider!r} refused the content: {words}")
@@ -166,11 +165,10 @@ class Translator:
             )
         if status in (408, 504):
             return BackendTimeout(f"The provider {provider!r} did not answer in time")
-        if status == 529:
-            return Overloaded(f"The provider {provider!r} is overloaded", retry_after_s=wait_s)
-        if status == 503:
-            message = f"The provider {provider!r} is not available"
-            return BackendUnavailable(message, retry_after_s=wait_s or RETRY_AFTER_S)
+        if status in (503, 529):
+            state = "not available" if status == 503 else "overloaded"
+            message = f"The provider {provider!r} is {state}"
+            return BackendUnavailable(message, retry_after_s=wait_s)
         if 400 <= status < 500:
             return self._of_request(said, deployment, words)
         return UpstreamError(f"The provider {provider!r} answered with an error of its own ({status})")
@@ -210,8 +208,7 @@ class Translator:
         if names & {"AuthenticationError"} or re.search(r"api[_ ]?key", said.message, re.IGNORECASE):
             return UpstreamAuthFailed(f"This server has no key for the provider {provider!r}")
         if names & {"APIConnectionError", "ClientError", "TransportError", "ConnectionError"}:
-            message = f"The provider {provider!r} cannot be reached"
-            return BackendUnavailable(message, retry_after_s=RETRY_AFTER_S)
+            return BackendUnavailable(f"The provider {provider!r} cannot be reached")
         if names & {"BadRequestError"}:
             return self._of_request(said, deployment, self.clean(said.message))
         return UpstreamError(f"The call to the provider {provider!r} failed")

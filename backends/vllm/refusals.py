@@ -25,6 +25,7 @@ from backends.errors import (
     UnsupportedParameter,
     UpstreamAuthFailed,
     UpstreamError,
+    UpstreamQuotaExceeded,
     UpstreamRateLimited,
 )
 from models.errors import ModelError, UnknownModel
@@ -189,6 +190,8 @@ def error_of(refusal: Refusal, *, model: str, has_chat: bool) -> ServiceError | 
         return NotSupported(_sentence("The server cannot do this", refusal))
     if status in (408, 504):
         return BackendTimeout("The server did not answer in time")
+    if status == 429 and refusal.code == "insufficient_quota":
+        return UpstreamQuotaExceeded("The account at the server has no quota left")
     if status == 429:
         return UpstreamRateLimited(
             "The server takes no more requests for now", retry_after_s=refusal.retry_after_s

@@ -12,12 +12,12 @@ from backends.errors import (
     BackendTimeout,
     BackendUnavailable,
     ContextLengthExceeded,
-    Overloaded,
     RequestError,
     ServiceError,
     UnsupportedParameter,
     UpstreamAuthFailed,
     UpstreamError,
+    UpstreamQuotaExceeded,
     UpstreamRateLimited,
 )
 from backends.litellm.backend import LiteLLMBackend
@@ -99,7 +99,7 @@ each = pytest.mark.parametrize("name", list(MODELS))
         (503, "api_error", BackendUnavailable),
         (504, "api_error", BackendTimeout),
         (408, "api_error", BackendTimeout),
-        (529, "overloaded_error", Overloaded),
+        (529, "overloaded_error", BackendUnavailable),
         (400, "invalid_request_error", RequestError),
     ],
 )
@@ -180,7 +180,7 @@ async def test_a_spent_account_is_no_moment_to_wait_for(
 
     error = await refusal(backend, stream=stream)
 
-    assert isinstance(error, UpstreamRateLimited)
+    assert isinstance(error, UpstreamQuotaExceeded)
     assert error.retry_after_s is None
     assert "quota" in error.message
 
@@ -188,7 +188,7 @@ async def test_a_spent_account_is_no_moment_to_wait_for(
 async def test_openrouters_empty_purse_is_a_spent_account(provider: Upstream, backend: LiteLLMBackend):
     provider.answer = answers_with(402, openrouter_format.error(402, "Insufficient credits"))
 
-    assert isinstance(await refusal(backend, MODELS["openrouter"]), UpstreamRateLimited)
+    assert isinstance(await refusal(backend, MODELS["openrouter"]), UpstreamQuotaExceeded)
 
 
 @both
@@ -517,7 +517,7 @@ async def test_anthropics_error_event_ends_the_stream_with_its_kind(
     seen, raised = await broken_stream(backend, MODELS["anthropic"])
 
     assert text_of(seen) == "Hello"
-    assert isinstance(raised, Overloaded)
+    assert isinstance(raised, BackendUnavailable)
 
 
 async def test_a_connection_that_breaks_inside_a_stream_is_no_end(

@@ -15,6 +15,7 @@ from backends.errors import (
     UnsupportedParameter,
     UpstreamAuthFailed,
     UpstreamError,
+    UpstreamQuotaExceeded,
     UpstreamRateLimited,
 )
 from backends.litellm import patience as waits
@@ -48,7 +49,8 @@ def cooldowns(clock: FakeClock) -> Cooldowns:
         (Overloaded("x"), True),
         (UpstreamError("x"), True),
         (UpstreamRateLimited("x", retry_after_s=1.0), True),
-        (UpstreamRateLimited("no quota"), False),
+        (UpstreamRateLimited("x"), False),
+        (UpstreamQuotaExceeded("x"), False),
         (UpstreamAuthFailed("x"), False),
         (BackendTimeout("x"), False),
         (RequestError("x"), False),

@@ -21,6 +21,7 @@ from backends.errors import (
     UnsupportedParameter,
     UpstreamAuthFailed,
     UpstreamError,
+    UpstreamQuotaExceeded,
     UpstreamRateLimited,
 )
 from backends.vllm.refusals import error_of, read_refusal
@@ -265,8 +266,20 @@ async def test_a_rate_limit_keeps_its_own_retry_after(
     assert error.retry_after_s == seconds
 
 
-async def test_an_overloaded_server_keeps_its_own_retry_after(server: OpenAIUpstream, upstream: Upstream):
-    error = await refusal_of(server, upstream, document({}, 503, retry_after="9", retry_after_ms="1500"))
+async def test_a_spent_account_is_no_moment_to_wait_for(server: OpenAIUpstream, upstream: Upstream):
+    body = {"error": {"message": "Out of credit", "type": "insufficient_quota", "code": "insufficient_quota"}}
+
+    error = await refusal_of(server, upstream, document(body, 429))
+
+    assert isinstance(error, UpstreamQuotaExceeded)
+    assert error.retry_after_s is None
+
+
+@pytest.mark.parametrize("status", [503, 529])
+async def test_an_overloaded_server_keeps_its_own_retry_after(
+    server: OpenAIUpstream, upstream: Upstream, status: int
+):
+    error = await refusal_of(server, upstream, document({}, status, retry_after="9", retry_after_ms="1500"))
 
     assert isinstance(error, BackendUnavailable)
     assert error.retry_after_s == 1.5

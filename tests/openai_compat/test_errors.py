@@ -83,6 +83,7 @@ def test_a_subclass_without_a_row_takes_its_parents() -> None:
         (be.BackendTimeout("late"), 504, "timeout_error", "timeout", None),
         (be.UpstreamError("html"), 502, "upstream_error", "upstream_error", None),
         (be.UpstreamAuthFailed("key"), 502, "upstream_error", "upstream_auth", None),
+        (be.UpstreamQuotaExceeded("spent"), 429, "insufficient_quota", "insufficient_quota", None),
         (me.UnknownModel("x"), 404, "invalid_request_error", "model_not_found", "model"),
         (errors.NotFound(), 404, "invalid_request_error", "not_found", None),
         (errors.MethodNotAllowed(["GET"]), 405, "invalid_request_error", "method_not_allowed", None),
@@ -136,6 +137,10 @@ def test_a_spent_budget_says_when_to_come_again_and_that_trying_sooner_is_vain()
     assert body(exc)["detail"] == (
         "The budget of 2.5 US dollars for today is spent; it begins anew at 00:00 UTC, in 3600 s"
     )
+
+
+def test_a_spent_account_of_ours_tells_sdks_not_to_try_again() -> None:
+    assert error_headers(be.UpstreamQuotaExceeded("spent")) == {"x-should-retry": "false"}
 
 
 def test_422_lists_entries_and_names_the_dotted_path() -> None:
