@@ -158,7 +158,7 @@ class Exchange(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._lose(NotHttp())
             return
         if self._buffered > HIGH_WATER_BYTES and not self._paused and self._transport is not None:

@@ -106,7 +106,7 @@ class Answer:
             if chunk.usage is not None:
                 choice.counts = chunk.usage
             message = part.delta or part.message
-            if self._is_plain and part.finish_reason is None:
+            if self._is_plain and not part.finish_reason:
                 # Nearly every chunk of a stream.
                 text = part.text if message is None else _only_text(message)
                 if text:
@@ -139,9 +139,9 @@ class Answer:
         elif part.text:
             choice.say(part.text, out)
         if choice.was_cut:
-            choice.overruns = self._plan.stops_unknown and part.finish_reason is None
+            choice.overruns = self._plan.stops_unknown and not part.finish_reason
             choice.end("stop", None, out)
-        elif part.finish_reason is not None:
+        elif part.finish_reason:  # some servers send "" until the end
             reason = _REASONS.get(part.finish_reason)
             if reason is None:
                 raise UpstreamError(f"The server ended the answer with {part.finish_reason[:40]!r}")

@@ -6,11 +6,15 @@ only now and then stays undecoded (`logprobs`, `error`).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 _RAW = msgspec.Raw(b"")
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+"""Of tokens. What lies beyond could neither be added up nor passed on to the gateway."""
+Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class Function(msgspec.Struct, gc=False):
@@ -46,26 +50,26 @@ class Choice(msgspec.Struct, gc=False):
     message: Message | None = None
     text: str | None = None
     finish_reason: str | None = None
-    stop_reason: str | int | None = None
-    matched_stop: str | int | None = None
+    stop_reason: str | Int64 | None = None
+    matched_stop: str | Int64 | None = None
     """SGLang's name for `stop_reason`."""
     logprobs: msgspec.Raw = _RAW
     token_ids: list[int] | None = None
 
 
 class PromptDetails(msgspec.Struct, gc=False):
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
 
 
 class CompletionDetails(msgspec.Struct, gc=False):
-    reasoning_tokens: int | None = None
+    reasoning_tokens: Count | None = None
 
 
 class Counts(msgspec.Struct, gc=False):
     """`usage`."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
     prompt_tokens_details: PromptDetails | None = None
     completion_tokens_details: CompletionDetails | None = None
 

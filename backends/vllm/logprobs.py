@@ -8,6 +8,7 @@ from itertools import zip_longest
 
 import msgspec
 
+from backends.errors import UpstreamError
 from backends.types import TokenLogprob, TokenLogprobs
 from backends.vllm.chunks import ChatLogprob, TopLogprob, decode_logprobs
 
@@ -18,9 +19,12 @@ _ESCAPED = re.compile(r"bytes:((?:\\x[0-9a-fA-F]{2})+)")
 def read_logprobs(raw: msgspec.Raw, num_top: int) -> list[TokenLogprobs]:
     """The tokens of one choice's `logprobs`, in order. A prompt's first token has no probability: NaN.
 
-    Raises: msgspec.DecodeError.
+    Raises: UpstreamError.
     """
-    said = decode_logprobs(raw) if raw else None
+    try:
+        said = decode_logprobs(raw) if raw else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise UpstreamError("The server's log probabilities make no sense") from None
     if said is None:
         return []
     if said.content is not None:
@@ -52,8 +56,8 @@ def _of_chat(entry: ChatLogprob | TopLogprob) -> TokenLogprob:
         return _of_text(entry.token, entry.logprob)
     try:
         return TokenLogprob(bytes(entry.bytes), _number(entry.logprob))
-    except ValueError as error:
-        raise msgspec.DecodeError("a token's bytes are none") from error
+    except (ValueError, OverflowError):
+        raise UpstreamError("The server's log probabilities make no sense") from None
 
 
 def _of_text(token: str, logprob: float | None) -> TokenLogprob:

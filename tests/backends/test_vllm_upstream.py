@@ -899,6 +899,11 @@ async def test_llama_server_answers_completions_in_chats_form(server: OpenAIUpst
         stream(text("a"), sse(b'{"choices": [{"delta": {"content": "\xff"}}]}')),
         Script([text("a")]),
         Script([text("a"), Close()]),
+        whole("a", ""),
+        whole("a", stop_reason=1 << 64),
+        stream(text("a"), finish(), usage(-1, 1)),
+        stream(text("a"), finish(), usage(1, 10**30)),
+        Script([b"HTTP/1.1 101 Switching\r\nupgrade: x\r\nconnection: upgrade\r\n\r\nx"], framing="raw"),
         Script([b"hello"], headers={"content-type": "text/plain"}, framing="length"),
         Script([b""], headers={"content-type": ""}),
         stream(),
@@ -910,6 +915,30 @@ async def test_nonsense_is_an_error_and_never_an_answer(
 ):
     with pytest.raises(UpstreamError):
         await answer(server, upstream, wanted, script)
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        {"content": [{"token": 5}]},
+        {"content": [entry("a", -1.0) | {"bytes": [300]}]},
+        {"content": [entry("a", -1.0) | {"bytes": [10**30]}]},
+        {"tokens": [["a"]]},
+        [],
+    ],
+)
+async def test_log_probabilities_that_make_no_sense_are_the_servers_fault(
+    server: OpenAIUpstream, upstream: Upstream, logprobs: Any
+):
+    with pytest.raises(UpstreamError, match="log probabilities make no sense"):
+        await answer(server, upstream, chat(logprobs=1), whole("a", logprobs=logprobs))
+
+
+async def test_an_empty_finish_reason_is_none_yet(server: OpenAIUpstream, upstream: Upstream):
+    script = stream(text("a", finish_reason=""), text("b", finish_reason=""), finish(), usage(1, 2))
+    events = await answer(server, upstream, streamed(), script)
+
+    assert (text_of(events), endings_of(events)[0].finish_reason) == ("ab", "stop")
 
 
 async def test_a_choice_that_is_missing_makes_the_answer_incomplete(
@@ -1018,7 +1047,7 @@ async def test_a_server_that_cannot_count_says_so(server: OpenAIUpstream, upstre
 
 
 async def test_health_is_the_servers_own_word(server: OpenAIUpstream, upstream: Upstream):
-    well = await upstream.is_healthy()
+    well = await upstream.ailment(timeout_s=10) is None
     server.health_status = 503
 
     assert well
