@@ -62,7 +62,10 @@ class EmbeddingContext:
 
     def _open(self, model: GgufModel, config: EmbeddingConfig, *, pooling: int | None) -> Any:
         params = self._lib.llama_context_default_params()
-        params.n_ctx = config.max_tokens
+        # A model that reads in both directions keeps no cells between passes, and needs none.
+        arch = model.metadata("general.architecture") or ""
+        is_causal = model.metadata(f"{arch}.attention.causal") != "false"
+        params.n_ctx = config.max_tokens if is_causal else min(config.max_tokens, model.train_context_length)
         params.n_batch = params.n_ubatch = config.max_tokens
         params.n_seq_max = config.max_sequences
         params.n_threads = params.n_threads_batch = config.n_threads

@@ -42,6 +42,8 @@ all tokens of a pass, other texts' too, and costs their square."""
 _KV_ELEMENT_BYTES = 2
 _COMPUTE_BYTES = 64 << 20
 """Rough size of llama.cpp's compute buffers, for the estimate before a load."""
+_EMBEDDING_COMPUTE_BYTES = 160 << 20
+"""The same for a pass of `EMBEDDING_BATCH_TOKENS`: 140 MiB for 384 numbers a token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +87,7 @@ class LlamaCppLoader(ModelLoader):
     def _bytes(self, header: GgufHeader) -> int:
         """What the model takes at first; a split cache may grow later, into what is spare then."""
         if header.has_pooling:
-            return header.file_bytes + _COMPUTE_BYTES
+            return header.file_bytes + _EMBEDDING_COMPUTE_BYTES
         cells = per_sequence = self._tokens_per_sequence(header)
         if not self._options.kv_unified:
             cells = min(per_sequence, EngineConfig.initial_tokens) * self._options.num_slots
@@ -197,7 +199,7 @@ class LlamaCppLoader(ModelLoader):
             model,
             config,
             context_length=context_length,
-            memory_bytes=model.weights_bytes + _COMPUTE_BYTES,
+            memory_bytes=model.weights_bytes + _EMBEDDING_COMPUTE_BYTES,
             make_batcher=options.make_batcher,
         )
 
