@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import pytest
 from backends.embedding import EmbeddingRequest, Embeddings
 from backends.errors import BackendFailed, ContextLengthExceeded, NotSupported, Overloaded
 from backends.types import ModelStatus, TextPrompt, TokenPrompt
+from openai_compat.admission import Admission
+from openai_compat.config import WireConfig
 from tests.openai_compat.embedding_backend import EmbeddingBackend, embed, embedding_app, pack
 from tests.openai_compat.scripted_backend import Hang, ScriptedBackend
 from tests.openai_compat.virtual_time import run_virtual
@@ -348,3 +351,18 @@ async def test_tokens_are_counted_under_the_models_name() -> None:
 
     text = (await call(app, "GET", "/metrics")).body.decode()
     assert 'llm:prompt_tokens_total{backend="fake",model="vec"} 7' in text
+
+
+async def test_the_limit_holds_over_all_workers(tmp_path: Path) -> None:
+    config = WireConfig(
+        default_backend="fake", max_concurrent_embeddings=1, num_workers=2, shared_dir=tmp_path
+    )
+    first, second = Admission.for_embeddings(config), Admission.for_embeddings(config)
+
+    async with first.slot("a"):
+        with pytest.raises(Overloaded):
+            await second.acquire("b")
+    slot = await second.acquire("b")
+
+    slot.release()
+    assert await second.idle(1)
