@@ -1,0 +1,134 @@
+"""`python -m loadtests list | run | smoke | report`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from loadtests.report import Report, write_report
+from loadtests.run import Options, run_workload
+from loadtests.section import WorkloadError
+from loadtests.smoke import smoke
+from loadtests.tables import headline
+from loadtests.target import PREFIX, TargetError, number_setting
+from loadtests.workload import Workload, available, load_workload
+
+EXIT_UNMET, EXIT_UNUSABLE = 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: every expectation holds. 1: one does not. 2: it could not be run."""
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.act(options)
+    except (WorkloadError, TargetError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_UNUSABLE
+    except (OSError, ValueError) as error:
+        print(f"error: no report could be made: {error}", file=sys.stderr)
+        return EXIT_UNUSABLE
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m loadtests", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    listing = commands.add_parser("list", help="the workloads and their questions")
+    listing.set_defaults(act=_list)
+
+    run = commands.add_parser("run", help="load a service that runs already")
+    run.add_argument("workload", nargs="?", default=os.environ.get(PREFIX + "WORKLOAD") or "steady-chat")
+    run.add_argument("--host", default="http://127.0.0.1:14011", help="without /v1 (default: %(default)s)")
+    run.add_argument("--model", help="default: the first that is listed with the capability chat")
+    run.add_argument("--embedding-model", help="default: the first with the capability embeddings")
+    run.add_argument("--quantisation", help="of the model, for the report, where the service does not tell")
+    run.add_argument("--duration", type=float, metavar="SECONDS", help="in place of the workload's")
+    run.add_argument("--rate", type=float, help="requests per second, in place of a measured capacity")
+    run.add_argument("--processes", type=int, default=1, help="of locust (default: %(default)s)")
+    run.add_argument("--out", type=Path, help="folder of the run (default: .cache/loadtests/TIME-WORKLOAD)")
+    run.add_argument("locust", nargs="*", help="after --: arguments for locust itself")
+    run.set_defaults(act=_run)
+
+    brief = commands.add_parser("smoke", help="start the service, load it for a minute, judge by ratios")
+    brief.add_argument("--python", required=True, help="the interpreter that has bentoml")
+    brief.add_argument("--out", type=Path, default=Path(".cache/loadtests/smoke"))
+    brief.set_defaults(act=_smoke)
+
+    report = commands.add_parser("report", help="make the report of a run once more")
+    report.add_argument("folder", type=Path)
+    report.set_defaults(act=_report)
+    return parser
+
+
+def _list(_: argparse.Namespace) -> int:
+    for name in available():
+        workload = load_workload(name)
+        print(f"{name:24} {workload.question}\n{'':24} {workload.arrival.text}; {workload.duration_s:g} s")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    given = {
+        "MODEL": options.model,
+        "EMBEDDING_MODEL": options.embedding_model,
+        "QUANTISATION": options.quantisation,
+        "DURATION_S": options.duration,
+        "RATE": options.rate,
+    }
+    environment = {PREFIX + name: str(value) for name, value in given.items() if value is not None}
+    for name in ("RATE", "DURATION_S"):
+        number_setting(name, {**os.environ, **environment})
+    workload: Workload = load_workload(options.workload)
+    if options.duration is not None:
+        workload = workload.lasting(options.duration)
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    out = options.out or Path(".cache/loadtests") / f"{stamp}-{workload.name}"
+    print(
+        f"{workload.name}: {workload.question}\n{workload.arrival.text}, against {options.host}", flush=True
+    )
+    report = run_workload(
+        options.workload,
+        workload,
+        Options(
+            host=options.host,
+            out=out,
+            processes=options.processes,
+            environment=environment,
+            locust=options.locust,
+        ),
+    )
+    return tell(report)
+
+
+def tell(report: Report) -> int:
+    """The gist of a report on standard output, and the exit status that it deserves."""
+    found = report.findings
+    print(f"\n{headline(found)}")
+    for outcome, kind, number, detail in found.errors[:8]:
+        print(f"  {number} {outcome}: {kind}: {detail}")
+    for problem in found.problems:
+        print(f"  mind: {problem}")
+    for verdict in found.verdicts:
+        value = "not measured" if verdict.value is None else f"{verdict.value:.4g}"
+        mark = "ok  " if verdict.holds else "FAIL"
+        print(f"  {mark} {verdict.expectation.text}: {value}")
+    print(f"report: {report.html}", flush=True)
+    return 0 if found.holds else EXIT_UNMET
+
+
+def _smoke(options: argparse.Namespace) -> int:
+    reports = smoke(python=options.python, out=options.out)
+    return max([tell(report) for report in reports], default=EXIT_UNUSABLE)
+
+
+def _report(options: argparse.Namespace) -> int:
+    return tell(write_report(options.folder))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

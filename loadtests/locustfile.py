@@ -1,0 +1,439 @@
+"""What locust runs: `locust -f loadtests/locustfile.py --host http://127.0.0.1:14011`, or `make load`.
+
+The workload and the target come from LOADTESTS_* variables (see `target`). A closed loop has one class of users per
+kind; an open loop has one class, whose users are sources of arrivals. Records go to the process that decides (the only
+one, or the master), which writes them, tells how it goes and makes the report.
+"""
+# mypy: disable-error-code="untyped-decorator, no-untyped-call, explicit-override, import-untyped"
+# Neither locust's events nor gevent have types, and `override` is no part of the oldest Python that runs this.
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import defaultdict
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import gevent
+from gevent.pool import Group
+from locust import LoadTestShape, User, events, task
+from locust.env import Environment
+from locust.exception import RescheduleTask, StopUser
+from locust.runners import WorkerRunner
+
+from loadtests.arrival import is_saturated, next_burst, poisson_waits, users_at_level
+from loadtests.behaviour import Behaviour, NotServed
+from loadtests.locust_events import events_of
+from loadtests.measures import Window, tokens_per_s
+from loadtests.metrics import running_requests
+from loadtests.progress import EVERY_S, Progress
+from loadtests.record import Record, from_line, to_line
+from loadtests.run_folder import LEVELS, RECORDS, RUN, Level, facts, write_json
+from loadtests.stats import percentile
+from loadtests.target import Target, TargetError, find_target, setting, workload_asked_for
+from loadtests.workload import Workload
+
+logger = logging.getLogger("loadtests")
+
+WORKLOAD: Workload = workload_asked_for()
+STOP_S = 15.0
+"""How long requests that run when the load ends may go on."""
+LAG_EVERY_S = 0.1
+EVENTS_AT_ONCE = 64
+"""Locust events after which other users get a turn: the bookkeeping of one must not delay the clocks of all."""
+if setting("QUIET") == "1":
+    logging.getLogger(
+        "locust.stats_logger"
+    ).disabled = True  # the report says it, with N and errors beside it
+KEY = "loadtests"
+"""Of what workers add to their reports to the master."""
+
+
+class Session:
+    """One test in this process: from its start to its end."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.target: Target = find_target(environment.host or "")
+        self.begin = time.time()
+        self.decides = not isinstance(environment.runner, WorkerRunner)
+        self.levels: list[Level] = []
+        self.records: list[Record] = []
+        """What is not sent or written yet; of a ramp's level, what came so far (in `level_records`)."""
+        self.level_records: list[Record] = []
+        self.lags: list[float] = []
+        self.not_served: dict[str, str] = {}
+        self._numbers = count(max(0, getattr(environment.runner, "worker_index", 0)) * 1_000_000)
+        self._greenlets = [gevent.spawn(self._feel_lag)]
+        if self.decides:
+            self.folder = _folder()
+            self._file = (self.folder / RECORDS).open("w", encoding="utf-8")
+            self.facts: dict[str, Any] = facts(
+                WORKLOAD, self.target, quantisation=setting("QUANTISATION")
+            ) | {"begin": self.begin, "started": datetime.now(UTC).isoformat(timespec="seconds")}
+            self.progress = Progress(self.begin, WORKLOAD.duration_s)
+            write_json(self.folder / RUN, self.facts)
+            self._greenlets.append(gevent.spawn(self._tell))
+
+    def behaviour(self, kind: str) -> Behaviour:
+        """Raises: NotServed."""
+        mix = WORKLOAD.user(kind)
+        if mix is None:
+            raise ValueError(f"{WORKLOAD.name} has no users of kind {kind!r}")
+        return Behaviour(mix, WORKLOAD, self.target, next(self._numbers))
+
+    def random(self) -> Random:
+        return Random(f"{WORKLOAD.seed} arrivals {next(self._numbers)}")
+
+    def note(self, record: Record) -> None:
+        """Keep the record and tell locust."""
+        self.take([record])
+        for number, (kind, value, failure) in enumerate(
+            events_of(record, refusals_expected=WORKLOAD.refusals_expected), 1
+        ):
+            self.environment.events.request.fire(
+                request_type=kind,
+                name=record.user,
+                response_time=value,
+                response_length=0,
+                exception=RequestFailed(failure) if failure else None,
+                context={},
+            )
+            if number % EVENTS_AT_ONCE == 0:
+                gevent.sleep(0)
+
+    def take(self, records: list[Record]) -> None:
+        """Records of this process, or of a worker."""
+        if not self.decides:
+            self.records += records
+            return
+        self._file.writelines(to_line(record) + "\n" for record in records)
+        self._file.flush()
+        self.progress.take(records)
+        self.level_records += records if Ramp.is_used else []
+
+    def leave_out(self, kind: str, why: str) -> None:
+        if kind not in self.not_served:
+            logger.warning("users of kind %s have nothing to do: %s", kind, why)
+        self.not_served[kind] = why
+
+    def for_master(self) -> dict[str, Any]:
+        """What came since the last report."""
+        lines, self.records = [to_line(record) for record in self.records], []
+        lags, self.lags = self.lags, []
+        return {"records": lines, "lags": lags, "not_served": self.not_served}
+
+    def from_worker(self, told: dict[str, Any]) -> None:
+        self.take([from_line(line) for line in told["records"]])
+        self.lags += told["lags"]
+        self.not_served |= told["not_served"]
+
+    def end(self) -> None:
+        """Nothing more is sent: write what is known now."""
+        gevent.killall(self._greenlets)
+        if not self.decides:
+            return
+        end = min(time.time(), self.begin + WORKLOAD.duration_s)
+        self.facts |= {
+            "end": self.facts.get("end", end),
+            "lag_p99_s": percentile(self.lags, 0.99),
+            "not_served": self.not_served,
+            "running_after": running_requests(self.target, patience_s=5.0),
+            "processes": len(getattr(self.environment.runner, "clients", ())) or 1,
+        }
+        if capacity := setting("CAPACITY"):
+            self.facts["capacity_per_s"] = float(capacity)
+        write_json(self.folder / LEVELS, [_plain(level) for level in self.levels])
+        write_json(self.folder / RUN, self.facts)
+        self._file.flush()
+
+    def _feel_lag(self) -> None:
+        """How much later than asked this process wakes up: what its measurements are late by."""
+        while True:
+            due = time.perf_counter() + LAG_EVERY_S
+            gevent.sleep(LAG_EVERY_S)
+            self.lags.append(time.perf_counter() - due)
+
+    def _tell(self) -> None:
+        while True:
+            gevent.sleep(EVERY_S)
+            runner = self.environment.runner
+            print(self.progress.line(time.time(), runner.user_count if runner else 0), flush=True)
+
+
+class RequestFailed(Exception):
+    """What locust counts failures by."""
+
+
+def _plain(level: Level) -> dict[str, float]:
+    return {"load": level.load, "begin": level.begin, "end": level.end}
+
+
+def _folder() -> Path:
+    """Where this run goes; of its own for each start in the web page."""
+    named = setting("OUT")
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    folder = Path(named) if named else Path(".cache/loadtests") / f"{stamp}-{WORKLOAD.name}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+_sessions: list[Session] = []
+
+
+def session() -> Session:
+    """The running one. Raises: StopUser where there is none: users must not outlive their test."""
+    if not _sessions:
+        raise StopUser
+    return _sessions[0]
+
+
+class LoadUser(User):
+    """A caller in a closed loop. A subclass per kind says what he does; the workload how many there are."""
+
+    abstract = True
+    kind = ""
+
+    def __init_subclass__(cls) -> None:
+        mix = None if WORKLOAD.arrival.is_open else WORKLOAD.user(cls.kind)
+        cls.abstract = mix is None
+        cls.weight = mix.weight if mix else 0
+
+    def on_start(self) -> None:
+        try:
+            self.behaviour: Behaviour | None = session().behaviour(self.kind)
+        except NotServed as reason:
+            session().leave_out(self.kind, str(reason))
+            self.behaviour = None
+
+    def on_stop(self) -> None:
+        if self.behaviour is not None:
+            self.behaviour.close()
+
+    def wait_time(self) -> float:
+        return self.behaviour.pause_s if self.behaviour is not None else 1.0
+
+    @task
+    def step(self) -> None:
+        if self.behaviour is None:
+            return
+        try:
+            record = self.behaviour.step()
+        except NotServed as reason:
+            session().leave_out(self.kind, str(reason))
+            self.behaviour.close()
+            self.behaviour = None
+            raise RescheduleTask from None
+        session().note(record)
+
+
+class ChatStreamUser(LoadUser):
+    """Streams chat completions."""
+
+    kind = "chat_stream"
+
+
+class ChatUser(LoadUser):
+    """Asks for whole chat completions."""
+
+    kind = "chat"
+
+
+class CompletionUser(LoadUser):
+    """Asks for whole legacy completions."""
+
+    kind = "completion"
+
+
+class CompletionStreamUser(LoadUser):
+    """Streams legacy completions."""
+
+    kind = "completion_stream"
+
+
+class ConversationUser(LoadUser):
+    """Holds conversations of several turns; all users share the system prompt."""
+
+    kind = "conversation"
+
+
+class EmbeddingUser(LoadUser):
+    """Asks for vectors, where they are served."""
+
+    kind = "embedding"
+
+
+class ModelListUser(LoadUser):
+    """Lists the models while the others keep the service busy."""
+
+    kind = "models"
+
+
+class AbandoningUser(LoadUser):
+    """Leaves in the middle of each stream."""
+
+    kind = "abandon"
+
+
+class OverLimitUser(LoadUser):
+    """Sends until it is told to wait, and waits as long as it is told."""
+
+    kind = "over_limit"
+
+
+class Source(User):
+    """A source of arrivals in an open loop: what it sends, it does not wait for."""
+
+    abstract = not WORKLOAD.arrival.is_open
+
+    def on_start(self) -> None:
+        arrival = WORKLOAD.arrival
+        self._random = session().random()
+        self._sent = Group()
+        self._idle: dict[str, list[Behaviour]] = defaultdict(list)
+        self._waits = (
+            None if arrival.kind == "burst" else poisson_waits(arrival.rate_per_source, self._random)
+        )
+        self._due = time.time()
+        self._plan()
+
+    def on_stop(self) -> None:
+        self._sent.join(timeout=STOP_S)
+        self._sent.kill()
+        for behaviour in (one for row in self._idle.values() for one in row):
+            behaviour.close()
+
+    def wait_time(self) -> float:
+        return max(0.0, self._due - time.time())
+
+    @task
+    def arrive(self) -> None:
+        if time.time() < self._due - 0.001:  # the first turn comes without a wait
+            return
+        for _ in range(WORKLOAD.arrival.size or 1):
+            mix = self._random.choices(WORKLOAD.users, [user.weight for user in WORKLOAD.users])[0]
+            self._sent.spawn(self._send, mix.kind, self._due)
+        self._plan()
+
+    def _plan(self) -> None:
+        """A plan that is late stays: the missed arrivals follow at once, and each says how late it was."""
+        if self._waits is not None:
+            self._due += next(self._waits)
+        else:
+            self._due = next_burst(time.time(), WORKLOAD.arrival.every_s)
+
+    def _send(self, kind: str, due: float) -> None:
+        if kind in session().not_served:
+            return
+        try:
+            behaviour = self._idle[kind].pop() if self._idle[kind] else session().behaviour(kind)
+            record = behaviour.step()
+        except NotServed as reason:
+            session().leave_out(kind, str(reason))
+            return
+        record.late = max(0.0, record.start - due)
+        session().note(record)
+        self._idle[kind].append(behaviour)
+
+
+class _Levels(LoadTestShape):
+    """Steps through the levels of a ramp, until more load brings no more tokens."""
+
+    use_common_options = True
+    abstract = True
+
+    def reset_time(self) -> None:
+        super().reset_time()
+        self._rates: list[float] = []
+        self._level = -1
+        self._entered = 0.0
+
+    def tick(self) -> tuple[int, float] | None:
+        arrival, now = WORKLOAD.arrival, time.time()
+        if self._level >= 0 and now - self._entered < arrival.step_s:
+            return self._users()
+        if self._level >= 0 and not self._may_go_on(now):
+            return None
+        self._level += 1
+        if self._level == len(arrival.levels):
+            return None
+        self._entered = now
+        return self._users()
+
+    def _users(self) -> tuple[int, float]:
+        users = users_at_level(WORKLOAD.arrival, WORKLOAD.arrival.levels[self._level])
+        return users, float(users)
+
+    def _may_go_on(self, now: float) -> bool:
+        """Close a level."""
+        arrival, running = WORKLOAD.arrival, session()
+        level = Level(arrival.levels[self._level], self._entered + arrival.settle_s, now)
+        running.levels.append(level)
+        window = Window(level.begin, level.end)
+        self._rates.append(tokens_per_s(running.level_records, window))
+        running.level_records = []  # a request counts for the level in which it ends
+        running.facts["end"] = now
+        print(f"level {level.load:g}: {self._rates[-1]:.0f} tokens/s", flush=True)
+        if is_saturated(self._rates, arrival.least_gain):
+            print("more load brings no more tokens: the ramp ends here", flush=True)
+            return False
+        return True
+
+
+class Ramp(_Levels):
+    """Only there where the workload asks for it: locust takes whatever shape it finds."""
+
+    is_used = WORKLOAD.arrival.kind == "ramp"
+    abstract = not is_used
+
+
+@events.init.add_listener
+def _on_init(environment: Environment, **_: Any) -> None:
+    options = environment.parsed_options
+    if options is not None and environment.web_ui is not None:
+        options.num_users = options.num_users or WORKLOAD.arrival.users
+        options.spawn_rate = options.spawn_rate or WORKLOAD.arrival.users
+        options.run_time = options.run_time or WORKLOAD.duration_s
+    if not environment.stop_timeout:
+        environment.stop_timeout = STOP_S
+
+
+@events.test_start.add_listener
+def _on_start(environment: Environment, **_: Any) -> None:
+    _sessions.clear()
+    try:
+        _sessions.append(Session(environment))
+    except TargetError as error:
+        logger.error("%s", error)  # noqa: TRY400 - the message says it all
+        environment.process_exit_code = 2
+        if environment.runner is not None:
+            environment.runner.quit()
+
+
+@events.test_stop.add_listener
+def _on_stop(environment: Environment, **_: Any) -> None:
+    if not _sessions:
+        return
+    running = session()
+    running.end()
+    if running.decides and environment.web_ui is not None:
+        from loadtests.report import write_report
+
+        logger.info("report: %s", write_report(running.folder).html)
+
+
+@events.report_to_master.add_listener
+def _on_report(data: dict[str, Any], **_: Any) -> None:
+    if _sessions:
+        data[KEY] = json.dumps(session().for_master())
+
+
+@events.worker_report.add_listener
+def _on_worker_report(data: dict[str, Any], **_: Any) -> None:
+    if _sessions and KEY in data:
+        session().from_worker(json.loads(data[KEY]))
