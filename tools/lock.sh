@@ -26,6 +26,7 @@ compile llamacpp-build
 compile model --no-deps
 compile dev
 compile bench
+compile loadtests
 compile bench-source --no-deps
 compile bench-build
 compile bench-proxy --no-universal
