@@ -92,8 +92,11 @@ def _secret(value: object) -> object:
 
 
 def _redis_url(value: object) -> object:
-    if isinstance(value, str) and not value.startswith(("redis://", "rediss://")):
-        raise ValueError("it is not such an address")
+    if isinstance(value, str):
+        parts = urlsplit(value.strip())
+        if parts.scheme not in ("redis", "rediss") or not parts.hostname:
+            raise ValueError("it is not such an address")
+        _ = parts.port  # raises ValueError for a port that is none
     return _secret(value)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from models.card import FALLBACK_REASONS
 from openai_compat.schemas.answers import SCHEMAS
 from openai_compat.schemas.chat import CHAT
 from openai_compat.schemas.completions import COMPLETIONS
@@ -26,7 +27,7 @@ _ERRORS: Final = {
     "413": "The body is too large.",
     "415": "The body is not JSON.",
     "422": "The body is not what the schema says.",
-    "429": "The rate limit; see Retry-After.",
+    "429": "The rate limit, the caller's own concurrency limit or a spent budget; see Retry-After.",
     "500": "The service or the backend failed.",
     "501": "The backend cannot do this.",
     "502": "A remote server failed.",
@@ -35,6 +36,18 @@ _ERRORS: Final = {
 }
 _POST_ERRORS: Final = ("400", "401", "404", "413", "415", "422", "429", "500", "501", "503", "504")
 _GET_ERRORS: Final = ("401", "429")
+
+_COMPLETION_HEADERS: Final[Schema] = {
+    "x-llm-backend": {"description": "The backend that answered.", "schema": {"type": "string"}},
+    "x-llm-fallback-reason": {
+        "description": "Why another model answered than the one asked for.",
+        "schema": {"type": "string", "enum": list(FALLBACK_REASONS)},
+    },
+    "x-llm-cost-usd": {
+        "description": "What the answer cost, where that is known; not on streams.",
+        "schema": {"type": "string"},
+    },
+}
 
 _STRICT: Final[Schema] = {
     "name": "strict",
@@ -77,12 +90,14 @@ def openapi_document() -> Schema:
                 "post": _post(
                     "Answer a conversation",
                     "ChatCompletionRequest",
-                    _answer("ChatCompletion", "ChatCompletionChunk"),
+                    _answer("ChatCompletion", "ChatCompletionChunk", headers=_COMPLETION_HEADERS),
                 )
             },
             "/v1/completions": {
                 "post": _post(
-                    "Continue a prompt", "CompletionRequest", _answer("Completion", "CompletionChunk")
+                    "Continue a prompt",
+                    "CompletionRequest",
+                    _answer("Completion", "CompletionChunk", headers=_COMPLETION_HEADERS),
                 )
             },
             "/v1/embeddings": {"post": _post("Embed texts", "EmbeddingRequest", _answer("Embeddings"))},
@@ -126,18 +141,18 @@ def _ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _answer(name: str, event: str | None = None) -> Schema:
+def _answer(name: str, event: str | None = None, *, headers: Schema | None = None) -> Schema:
     content: dict[str, Any] = {"application/json": {"schema": _ref(name)}}
     if event is not None:
         content["text/event-stream"] = {"schema": _ref(event)}
-    headers = {
+    known = {
         "X-Request-ID": {"schema": {"type": "string"}},
         "x-llm-ignored": {
             "description": "Fields that were accepted and did nothing.",
             "schema": {"type": "string", "maxLength": 4096},
         },
     }
-    return {"description": "OK", "content": content, "headers": headers}
+    return {"description": "OK", "content": content, "headers": {**known, **(headers or {})}}
 
 
 def _errors(statuses: tuple[str, ...]) -> dict[str, Schema]:

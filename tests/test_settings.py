@@ -347,6 +347,15 @@ def test_a_prefix_of_keys_is_short_and_visible(monkeypatch: pytest.MonkeyPatch, 
         assert load(monkeypatch, LLM_REDIS_PREFIX=value).redis_prefix == "llm-inference:"
 
 
+@pytest.mark.parametrize("value", ["http://h", "redis://", "redis://h:port", "h:6379", "redis://h x"])
+def test_what_is_no_address_of_redis_is_refused_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    said = refused(monkeypatch, LLM_REDIS_URL=value)
+
+    assert said == "LLM_REDIS_URL is ****; allowed: redis://… or rediss://…"
+
+
 def test_a_principals_file_is_a_reason_to_ask_for_tokens(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

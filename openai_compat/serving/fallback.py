@@ -41,6 +41,7 @@ REASONS: Final[Mapping[type[Exception], FallbackReason | None]] = {
     be.UpstreamError: "unavailable",
     be.Overloaded: "overloaded",
     be.UpstreamRateLimited: "overloaded",
+    be.UpstreamQuotaExceeded: "unavailable",
     me.UnknownModel: "unavailable",
     me.UnusableModel: "unavailable",
     me.SourceUnavailable: "unavailable",
