@@ -74,6 +74,11 @@ class Answer:
         return self._first != 0.0
 
     @property
+    def has_content(self) -> bool:
+        """Some token has come."""
+        return any(choice.num_tokens for choice in self._choices)
+
+    @property
     def complete(self) -> bool:
         """Every choice has ended."""
         return self._open == 0

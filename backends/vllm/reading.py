@@ -15,7 +15,7 @@ from backends.vllm import refusals, transport
 from backends.vllm.answers import Answer
 from backends.vllm.chunks import Chunk, decode_chunk
 from backends.vllm.sse import EventSplitter
-from backends.vllm.transport import Unreached
+from backends.vllm.transport import InternalFailure, Unreached
 from models.errors import ModelError
 
 USAGE_WAIT_S: Final = 0.2
@@ -28,7 +28,8 @@ async def read_answer(
     """The events of a response with status 200, each read of the connection as one batch. Releases a connection whose
     stream has come to its end mark; the caller closes every other. `secret`: our key, which an error may quote.
 
-    Raises: Unreached and PeerGone before the first event; UpstreamError; the errors that a server sends inside.
+    Raises: Unreached and PeerGone before the first event; InternalFailure; UpstreamError; the errors that a server
+    sends inside.
     """
     kind = exchange.headers.get(b"content-type", b"").lower()
     if kind.startswith(b"application/json"):
@@ -88,13 +89,15 @@ def _decoded(payload: bytes, answer: Answer, secret: str | None) -> Chunk:
 
 def _error_inside(
     payload: bytes, answer: Answer, secret: str | None
-) -> ServiceError | ModelError | Unreached:
+) -> ServiceError | ModelError | Unreached | InternalFailure:
     """What an error in a 200 means. Its integer code is a status; without one it is the server's failure."""
     status = refusals.status_inside(payload)
     refusal = refusals.read_refusal(status, payload, {}, secret=secret)
     error = refusals.error_of(refusal, model=answer.model, has_chat=answer.is_chat)
     if not answer.started and status in refusals.ELSEWHERE and isinstance(error, ServiceError):
         return Unreached(error)
+    if status == 500 and isinstance(error, ServiceError):
+        return InternalFailure(error)
     return error
 
 

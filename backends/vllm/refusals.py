@@ -73,8 +73,9 @@ _TEMPLATE = re.compile(
 _GRAMMAR = re.compile(r"grammar|schema|regex|structured.?output|guided|xgrammar|outlines|ebnf", re.I)
 _VOCABULARY = re.compile(r"vocab|token.?ids?\b", re.I)
 _UNSUPPORTED = re.compile(
-    r"not (currently |yet )?support|unsupport|unrecogni[sz]ed|not permitted|extra_forbidden"
-    r"|unknown (field|parameter|argument|name)|unexpected keyword|not allowed|not implemented",
+    r"not (currently |yet )?support|only supported (for|with|by)|unsupport|unrecogni[sz]ed"
+    r"|not permitted|extra_forbidden|unknown (field|parameter|argument|name)|unexpected keyword|not allowed"
+    r"|not implemented",
     re.I,
 )
 _NO_TOOLS = re.compile(r"tool.?choice.*requires --", re.I)

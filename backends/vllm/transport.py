@@ -24,6 +24,14 @@ class Unreached(Exception):
         self.error = error
 
 
+class InternalFailure(Exception):
+    """The server answered with status 500, which is `error`, unless it is the request that it cannot serve."""
+
+    def __init__(self, error: ServiceError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
 class Transport:
     """The connections to one server. `url` and `api_key` as `Upstream` takes them."""
 

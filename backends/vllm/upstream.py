@@ -15,7 +15,14 @@ from typing import Any, Final
 import msgspec
 
 from backends.embedding import EmbeddingRequest, Embeddings, Ranking, RerankRequest
-from backends.errors import BackendFailed, BackendTimeout, NotSupported, ServiceError, UpstreamError
+from backends.errors import (
+    BackendFailed,
+    BackendTimeout,
+    InvalidGrammar,
+    NotSupported,
+    ServiceError,
+    UpstreamError,
+)
 from backends.link import NotHttp, OpenExchange, PeerGone
 from backends.types import EventBatch, Finished, GenerationRequest, Prompt, Started, Usage
 from backends.vllm import counting, pooling, refusals, transport
@@ -23,7 +30,7 @@ from backends.vllm.answers import Answer
 from backends.vllm.listing import Listing, ServedModel
 from backends.vllm.reading import read_answer
 from backends.vllm.refusals import Refusal, error_of, read_refusal
-from backends.vllm.transport import Transport, Unreached
+from backends.vllm.transport import InternalFailure, Transport, Unreached
 from backends.vllm.wire import INJECTED, Plan, Quirk, plan_of
 from models.errors import ModelError
 
@@ -203,14 +210,16 @@ class Upstream:
             exchange = await self._transport.send(
                 "POST", plan.path, plan.encode(), request_id=request.request_id, began=call.attach
             )
+            answer = Answer(plan, request, begun)
             try:
                 if await exchange.head() == 200:
-                    answer = Answer(plan, request, begun)
                     async with aclosing(read_answer(exchange, answer, secret=self._api_key)) as batches:
                         async for batch in batches:
                             yield batch
                     return
                 refusal = await self._refusal(exchange)
+            except InternalFailure as failure:
+                raise await self._blamed(failure, request, answer) from None
             except PeerGone:
                 raise Unreached(transport.unavailable("The server broke off its answer")) from None
             except NotHttp:
@@ -218,10 +227,24 @@ class Upstream:
             finally:
                 exchange.close(asyncio.get_running_loop().time())
             call.detach()
-            plan = await self._replan(plan, refusal, request, served_name)
+            try:
+                plan = await self._replan(plan, refusal, request, served_name)
+            except InternalFailure as failure:
+                raise await self._blamed(failure, request, answer) from None
         async with aclosing(self._one_by_one(request, served_name, call)) as batches:
             async for batch in batches:
                 yield batch
+
+    async def _blamed(
+        self, failure: InternalFailure, request: GenerationRequest, answer: Answer
+    ) -> ServiceError:
+        """A server that is well and yet fails over an answer that a grammar confines, before its first token, could not
+        use that grammar: vLLM compiles it when it needs it, and of one that allows nothing (a rule of nothing but
+        itself) it says no more than 500."""
+        param = _constraint_of(request)
+        if param is None or answer.has_content or await self.ailment() is not None:
+            return failure.error
+        return InvalidGrammar(f"The server can make no answer that {param!r} allows", param=param)
 
     async def _plan(self, request: GenerationRequest, served_name: str) -> Plan | None:
         """None: one call per prompt."""
@@ -254,7 +277,7 @@ class Upstream:
         """The call to make after a refusal: without a field that nobody asked for, or with an answer's limit that fits.
         None: one call per prompt.
 
-        Raises: what the refusal means.
+        Raises: what the refusal means, InternalFailure for a status of 500.
         """
         quirk = _quirk_in(refusal, plan) if refusal.status in (400, 422) else None
         if quirk is not None and quirk not in self._quirks:
@@ -265,6 +288,8 @@ class Upstream:
         error = error_of(refusal, model=request.model, has_chat=plan.is_chat)
         if refusal.status in refusals.ELSEWHERE and isinstance(error, ServiceError):
             raise Unreached(error)
+        if refusal.status == 500 and isinstance(error, ServiceError):
+            raise InternalFailure(error)
         raise error
 
     async def _fitted(
@@ -353,6 +378,17 @@ class Upstream:
     ) -> ServiceError | ModelError:
         refusal = read_refusal(status, body[:MAX_REFUSAL_BYTES], headers, secret=self._api_key)
         return error_of(refusal, model=model, has_chat=True)
+
+
+def _constraint_of(request: GenerationRequest) -> str | None:
+    """The field that confines the whole answer, if there is one."""
+    given = {
+        "structured_outputs": request.structured_outputs,
+        "response_format": request.response_format,
+        "grammar": request.sampling.grammar,
+        "tools": request.tool_choice if request.tool_choice not in ("auto", "none") else None,
+    }
+    return next((name for name, value in given.items() if value is not None), None)
 
 
 def _object_of(answer: bytes) -> dict[str, Any]:

@@ -140,6 +140,11 @@ async def test_an_unknown_model_is_named_as_our_caller_named_it(server: OpenAIUp
         ("bad", {"param": "seed", "code": "unsupported_value"}, (UnsupportedParameter, "seed")),
         ("Extra inputs are not permitted", {"param": "body.x"}, (UnsupportedParameter, "x")),
         ("out of range", {"param": "logit_bias"}, (InvalidParameter, "logit_bias")),
+        (
+            "suffix is only supported for models with FIM",
+            {"param": "suffix"},
+            (UnsupportedParameter, "suffix"),
+        ),
         ("token_id(s) [999] not supported. Vocabulary size: 7", {}, (InvalidParameter, None)),
         ("failed to compile", {"param": "response_format"}, (InvalidGrammar, "response_format")),
         (
@@ -411,3 +416,38 @@ def test_no_form_of_json_breaks_the_reading(status: int, said: Any):
     refusal = read_refusal(status, msgspec.json.encode(said), {}, secret="k")
 
     assert isinstance(error_of(refusal, model="m", has_chat=False), ServiceError | ModelError)
+
+
+# Grammars that parse and cannot be used
+
+ITSELF = {"structured_outputs": {"grammar": "root ::= root"}}
+INSIDE = sse({"error": {"message": "Internal server error", "type": "InternalServerError", "code": 500}})
+
+
+@pytest.mark.parametrize("script", [refused(500, "Internal server error"), stream(role(), INSIDE)])
+async def test_a_grammar_over_which_a_server_that_is_well_fails_is_the_callers(
+    server: OpenAIUpstream, upstream: Upstream, script: Script
+):
+    error = await refusal_of(server, upstream, script, stream=True, **ITSELF)
+
+    assert isinstance(error, InvalidGrammar)
+    assert error.param == "structured_outputs"
+
+
+@pytest.mark.parametrize(
+    ("script", "health", "fields"),
+    [
+        (refused(500), 200, {}),
+        (refused(500), 503, ITSELF),
+        (stream(text("a"), INSIDE), 200, ITSELF),
+        (refused(504), 200, ITSELF),
+    ],
+)
+async def test_any_other_failure_is_the_servers(
+    server: OpenAIUpstream, upstream: Upstream, script: Script, health: int, fields: dict[str, Any]
+):
+    server.health_status = health
+
+    assert isinstance(
+        await refusal_of(server, upstream, script, stream=True, **fields), (UpstreamError, BackendTimeout)
+    )
