@@ -482,7 +482,7 @@ class LlamaCppArgs(BackendArgs):
     n_threads: _Int | None = _knob(None, "a whole number >= 1", unit="threads", ge=1)
     """Threads that decode; null takes the physical cores."""
     n_threads_batch: _Int | None = _knob(None, "a whole number >= 1", unit="threads", ge=1)
-    """Threads that prefill; null takes `n_threads`."""
+    """Threads that prefill and embed; null takes `n_threads`, and half of the cores for embeddings."""
     n_gpu_layers: _Int = _knob(-1, "-1 (all) or a whole number >= 0", unit="layers", ge=-1)
     """Layers on the GPU, in builds that have one (CUDA, Metal)."""
     kv_unified: bool = _knob(False, "true or false")

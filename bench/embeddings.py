@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import sys
 import time
@@ -37,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--chat-seconds", type=float, default=30.0)
     parser.add_argument("--engine-seconds", type=float, default=5.0)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--threads", type=int, help="that embed (and prefill); default: as shipped, half of the cores"
+    )
 
 
 @dataclass(slots=True)
@@ -131,7 +134,7 @@ async def measure(options: argparse.Namespace, setup: Setup) -> Findings:
             "words": options.words,
             "tokens per text": f"{engine['tokens_per_text']:.1f}",
             "batch size": options.batch_size,
-            "threads": options.threads,
+            "threads": _threads(options),
         },
         n=", ".join(f"{name} {row.requests}" for name, row in rows.items()) + " requests",
         data={
@@ -159,13 +162,17 @@ async def measure(options: argparse.Namespace, setup: Setup) -> Findings:
 def _service(options: argparse.Namespace, setup: Setup, *, batch_size: int) -> Server:
     settings = {
         "LLM_DEFAULT_BACKEND": "llamacpp",
-        "LLM_ARGS__LLAMACPP__N_THREADS": str(options.threads),
-        "LLM_ARGS__LLAMACPP__N_THREADS_BATCH": str(options.threads),
         "LLM_ARGS__LLAMACPP__BATCH__MAX_BATCH_SIZE": str(batch_size),
+        **({"LLM_ARGS__LLAMACPP__N_THREADS_BATCH": str(options.threads)} if options.threads else {}),
         **UNLIMITED,
     }
     log = f"embeddings-{batch_size}"
     return our_service(settings=settings, out=setup.out, log=log, priority=setup.priority)
+
+
+def _threads(options: argparse.Namespace) -> int:
+    """Those that the service takes when it is told nothing, or what it is told."""
+    return options.threads or max(1, (os.cpu_count() or 2) // 2)
 
 
 async def _warm(server: Server, texts: Texts, setup: Setup) -> None:
@@ -186,7 +193,7 @@ async def _engine_alone(options: argparse.Namespace, setup: Setup, texts: Texts)
         sys.executable,
         str(Path(__file__).with_name("embedding_engine.py")),
         MODEL,
-        str(options.threads),
+        str(_threads(options)),
     ]
     process = await asyncio.create_subprocess_exec(
         *command,

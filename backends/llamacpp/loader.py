@@ -192,7 +192,9 @@ class LlamaCppLoader(ModelLoader):
         config = EmbeddingConfig(
             max_tokens=max(EMBEDDING_BATCH_TOKENS, context_length),
             max_sequences=min(options.max_batch_size, MAX_SEQUENCES),
-            n_threads=options.n_threads_batch or options.n_threads or usable_cores(),
+            # Half of the cores: a pass over small matrices gains little from more, its threads wait for each other in
+            # every step, and beside a chat on all cores that wait took ten times as long as the work.
+            n_threads=options.n_threads_batch or max(1, usable_cores() // 2),
         )
         return EmbeddingModel(
             card.id,
