@@ -13,7 +13,7 @@ from loadtests.report import Report, write_report
 from loadtests.run import Options, run_workload
 from loadtests.section import WorkloadError
 from loadtests.smoke import smoke
-from loadtests.tables import headline
+from loadtests.tables import headline, short
 from loadtests.target import PREFIX, TargetError, number_setting
 from loadtests.workload import Workload, available, load_workload
 
@@ -114,7 +114,7 @@ def tell(report: Report) -> int:
     for problem in found.problems:
         print(f"  mind: {problem}")
     for verdict in found.verdicts:
-        value = "not measured" if verdict.value is None else f"{verdict.value:.4g}"
+        value = "not measured" if verdict.value is None else short(verdict.value)
         mark = "ok  " if verdict.holds else "FAIL"
         print(f"  {mark} {verdict.expectation.text}: {value}")
     print(f"report: {report.html}", flush=True)

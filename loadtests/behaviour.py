@@ -79,7 +79,7 @@ class Behaviour:
     def _conversation(self) -> Record:
         if self._turns_left == 0:
             self._begin_conversation()
-        question = words(self._workload.prompt.draw_int(self._random), self._random)
+        question = words(self._own_words(), self._random)
         self._messages.append({"role": "user", "content": question})
         exchange = self._stream(self._chat_ask(self._messages, is_streamed=True))
         exchange.record.turn = self._turn
@@ -133,9 +133,12 @@ class Behaviour:
         return whole(self._connection, self.kind, ask, self._target.headers(is_over_limit=True)).record
 
     def _prompt(self) -> str:
-        wanted = self._workload.prompt.draw_int(self._random) - self._workload.shared_prefix
-        text = words(wanted, self._random)
+        text = words(self._own_words(), self._random)
         return f"{self._prefix} {text}" if self._prefix else text
+
+    def _own_words(self) -> int:
+        """What a prompt has beside the shared beginning."""
+        return max(1, self._workload.prompt.draw_int(self._random) - self._workload.shared_prefix)
 
     def _chat_ask(
         self, messages: list[dict[str, str]], *, is_streamed: bool, leave_after: int | None = None

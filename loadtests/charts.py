@@ -53,7 +53,7 @@ def charts(found: Findings) -> list[Chart]:
             found, axis, "ITL", lambda r: list(zip(r.piece_times(), [0.0, *r.gaps], strict=False))[1:]
         ),
         _distribution(found),
-        _throughput(found, axis),
+        *_load(found, axis),
         _goodput(found, axis),
         _errors(found, axis),
     ]
@@ -140,33 +140,19 @@ def _distribution(found: Findings) -> Chart:
     return chart
 
 
-def _throughput(found: Findings, axis: _Axis) -> Chart:
-    chart = Chart(
-        "Throughput and requests in flight",
-        "seconds from the begin",
-        "tokens/s, requests",
-        x_range=axis.range,
-    )
+def _load(found: Findings, axis: _Axis) -> list[Chart]:
+    """Tokens per second, and how many requests were under way in the middle of each bin."""
     records, middles, windows = found.run.records, axis.middles(), axis.windows()
-    slots = [
-        [r for r in records if r.start < window.end and ended_at(r) >= window.begin] for window in windows
+    tokens, running = [], []
+    for middle, window in zip(middles, windows, strict=True):
+        alive = [r for r in records if r.start < window.end and ended_at(r) >= window.begin]
+        tokens.append((middle, tokens_per_s(alive, window)))
+        running.append((middle, float(in_flight(alive, window.begin + window.seconds / 2))))
+    x_label = "seconds from the begin"
+    return [
+        Chart("Throughput", x_label, "tokens/s", [Series("", tokens)], x_range=axis.range),
+        Chart("Requests in flight", x_label, "requests", [Series("", running, colour=2)], x_range=axis.range),
     ]
-    chart.series = [
-        Series(
-            "tokens/s",
-            [(m, tokens_per_s(rs, w)) for m, w, rs in zip(middles, windows, slots, strict=True)],
-            colour=0,
-        ),
-        Series(
-            "requests in flight",
-            [
-                (m, float(in_flight(rs, w.begin + w.seconds / 2)))
-                for m, w, rs in zip(middles, windows, slots, strict=True)
-            ],
-            colour=2,
-        ),
-    ]
-    return chart
 
 
 def _goodput(found: Findings, axis: _Axis) -> Chart:

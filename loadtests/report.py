@@ -81,7 +81,9 @@ def as_html(found: Findings) -> str:
 
 def _html_table(table: Table, *, is_pairs: bool = False) -> str:
     head = "".join(f"<th>{escape(cell)}</th>" for cell in table.head)
-    rows = "".join("<tr>" + "".join(_html_cell(cell) for cell in row) + "</tr>" for row in table.rows)
+    rows = "".join(
+        "<tr>" + "".join(_html_cell(cell, is_text=is_pairs) for cell in row) + "</tr>" for row in table.rows
+    )
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
     top = "" if is_pairs else f"<thead><tr>{head}</tr></thead>"
     kind = ' class="pairs"' if is_pairs else ""
@@ -89,8 +91,8 @@ def _html_table(table: Table, *, is_pairs: bool = False) -> str:
     return f'<section><h2>{escape(table.title)}</h2><div class="wide">{body}</div>{note}</section>'
 
 
-def _html_cell(text: str) -> str:
-    kind = ' class="number"' if text[:1].isdigit() and len(text) < 12 else ""
+def _html_cell(text: str, *, is_text: bool) -> str:
+    kind = ' class="number"' if text[:1].isdigit() and len(text) < 12 and not is_text else ""
     if text == "DOES NOT HOLD":
         kind = ' class="bad"'
     return f"<td{kind}>{escape(text)}</td>"

@@ -86,9 +86,9 @@ def cumulative(values: Iterable[float], max_points: int = 200) -> list[tuple[flo
 def binned(
     items: Iterable[T], at: Callable[[T], float], *, begin: float, end: float, width: float
 ) -> list[list[T]]:
-    """Items by the bin that their time falls into: [begin, begin + width), … up to `end`; what lies outside is left out.
+    """Items by the bin that their time falls into: [begin, begin + width), … up to `end`.
 
-    The last bin may be narrower than the others.
+    What lies outside is left out. The last bin may be narrower than the others.
 
     Raises: ValueError for a width that is not above 0.
     """

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Literal
 
-WIDTH, HEIGHT = 720, 300
+WIDTH, HEIGHT = 560, 270
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 44
 Point = tuple[float, float]
 
@@ -51,7 +51,10 @@ class Chart:
         if not xs or not ys:
             return f'<p class="empty">{escape(self.title)}: nothing was measured.</p>'
         x = _Scale.over(
-            self.x_range or (min(xs), max(xs)), (LEFT, WIDTH - RIGHT), is_log=self.log_x, is_tight=True
+            self.x_range or (min(xs), max(xs)),
+            (LEFT, WIDTH - RIGHT),
+            is_log=self.log_x,
+            is_tight=bool(self.x_range),
         )
         low = 0.0 if self.y_from_zero and not self.log_y else min(ys)
         y = _Scale.over((low, max(ys)), (HEIGHT - BOTTOM, TOP), is_log=self.log_y, is_tight=False)
@@ -111,7 +114,7 @@ class Chart:
             for n, s in enumerate(self.series)
             if s.name
         )
-        return f'<ul class="legend">{items}</ul>' if len(self.series) > 1 else ""
+        return f'<ul class="legend">{items}</ul>' if items else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,13 +229,11 @@ def _line(series: Series, x: _Scale, y: _Scale, colour: str) -> list[str]:
 
 
 def _points(series: Series, x: _Scale, y: _Scale, colour: str) -> list[str]:
-    parts = []
+    parts, radius = [], 4 if len(series.points) < 50 else 2
     for number, (px, py) in enumerate(series.points):
         if not x.holds(px) or (y.is_log and py <= 0):
             continue
-        parts.append(
-            f'<circle class="{colour} point" cx="{x(px):.1f}" cy="{y(py):.1f}" r="{4 if series.labels else 2}"/>'
-        )
+        parts.append(f'<circle class="{colour} point" cx="{x(px):.1f}" cy="{y(py):.1f}" r="{radius}"/>')
         if number < len(series.labels):
             parts.append(_note(x(px) - 6, y(py) - 8, series.labels[number]))
     return parts

@@ -92,7 +92,7 @@ def _expectations(verdicts: list[Verdict]) -> Table:
     rows = [
         (
             verdict.expectation.text,
-            "not measured" if verdict.value is None else f"{verdict.value:.4g}",
+            "not measured" if verdict.value is None else short(verdict.value),
             "holds" if verdict.holds else "DOES NOT HOLD",
             verdict.expectation.why,
         )
@@ -138,7 +138,7 @@ def _latencies(found: Findings) -> Table:
 
 def _times(values: Summary, factor: float) -> tuple[str, ...]:
     shown = (values.mean, values.p50, values.p90, values.p95, values.p99, values.highest)
-    return (str(values.n), *(_short(value * factor) for value in shown))
+    return (str(values.n), *(short(value * factor) for value in shown))
 
 
 def _errors_beside(row: Row) -> tuple[str, str]:
@@ -169,8 +169,8 @@ def _level(part: Part) -> tuple[str, ...]:
         str(part.requests),
         str(part.failed),
         str(part.refused),
-        _short(part.tokens_per_s),
-        _short(part.requests_per_s),
+        short(part.tokens_per_s),
+        short(part.requests_per_s),
         *cells,
         NONE if part.good_share is None else f"{part.good_share:.1%}",
     )
@@ -189,7 +189,7 @@ def _goodput(found: Findings) -> Table:
                     f"{row.counts['ok']:.0f}",
                     f"{good:.0f}",
                     f"{good / asked:.1%}",
-                    _short(good / found.window.seconds),
+                    short(good / found.window.seconds),
                 )
             )
     return Table(
@@ -230,12 +230,12 @@ def _cache(found: Findings) -> Table:
 
 
 def _ms(seconds: float | None) -> str:
-    return NONE if seconds is None else _short(seconds * 1000)
+    return NONE if seconds is None else short(seconds * 1000)
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     """Three figures, without an exponent."""
-    if abs(value) >= 100:
+    if value == int(value) or abs(value) >= 100:
         return f"{value:.0f}"
     if abs(value) >= 10:
         return f"{value:.1f}"

@@ -28,7 +28,7 @@ WORDS = tuple(_TEXT.split())
 
 def words(count: int, random: Random) -> str:
     """`count` words, in sentences of about ten."""
-    chosen = random.choices(WORDS, k=max(1, count))
+    chosen = random.choices(WORDS, k=count)
     for end in range(9, len(chosen), 10):
         chosen[end] += "."
     return " ".join(chosen)
