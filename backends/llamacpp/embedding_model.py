@@ -27,8 +27,8 @@ from backends.vectors import Vector, check_dimensions, pack
 T = TypeVar("T")
 
 NICENESS: Final = 10
-"""Of the engine's thread, above the process's: who waits for the next word of an answer goes first. It counts within the
-control group, so in a container nothing else gains by it."""
+"""Of the engine's thread, above the process's: who waits for the next word of an answer goes first. It counts within
+the control group, so in a container nothing else gains by it."""
 
 _INLINE_CHARS: Final = 4096
 """Requests whose texts have up to this size together are tokenised on the event loop (about 1 ms); larger ones in a
