@@ -163,9 +163,9 @@ def _problems(found: Findings) -> list[str]:
     for kind, why in (found.facts.get("not_served") or {}).items():
         problems.append(f"Users of kind {kind} had nothing to do: {why}.")
     for row in found.rows:
-        n = row.times["ttft" if "ttft" in row.times else "e2e"].n if row.times else 0
-        if 0 < n < 100 and row.kind != "models":
-            problems.append(f"{row.kind}: of {n} requests a p99 is next to the slowest one.")
+        times = row.times.get("ttft") or row.times.get("e2e")
+        if times is not None and times.n < 100:
+            problems.append(f"{row.kind}: of {times.n} requests a p99 is next to the slowest one.")
     if found.run.levels and len(found.run.levels) == len(found.workload.arrival.levels):
         problems.append(
             "The ramp ended with its levels and not by saturation: more load may bring more tokens."

@@ -24,7 +24,9 @@ class Scripted:
     cut: bool = False
 
 
-def chunk(*, chunk_id: str = "chatcmpl-1", created: int = 5, usage: Any = None, **choice: Any) -> dict[str, Any]:
+def chunk(
+    *, chunk_id: str = "chatcmpl-1", created: int = 5, usage: Any = None, **choice: Any
+) -> dict[str, Any]:
     """A chat chunk: `delta` and `finish_reason` of its one choice, or the usage."""
     found = {"id": chunk_id, "object": "chat.completion.chunk", "created": created, "model": "m"}
     if usage is not None:
@@ -52,7 +54,9 @@ def good_chunks(text: tuple[str, ...] = ("Hel", "lo")) -> list[dict[str, Any]]:
 
 def frames(*chunks: dict[str, Any], done: bool = True) -> list[bytes]:
     """Each chunk as the bytes of a frame."""
-    return [b"data: " + json.dumps(one).encode() + b"\n\n" for one in chunks] + ([b"data: [DONE]\n\n"] if done else [])
+    return [b"data: " + json.dumps(one).encode() + b"\n\n" for one in chunks] + (
+        [b"data: [DONE]\n\n"] if done else []
+    )
 
 
 def streamed(*chunks: dict[str, Any], done: bool = True) -> Scripted:

@@ -48,10 +48,15 @@ def answer(method: str, path: str, body: Any) -> Scripted:
         head = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "m"}
         choice = {"index": 0, "text": "Hello", "finish_reason": "length"}
         return streamed({**head, "choices": [choice]}, {**head, "choices": [], "usage": usage()})
-    choice = {"finish_reason": "stop", **({"message": {"content": "Hello"}} if is_chat else {"text": "Hello"})}
+    choice = {
+        "finish_reason": "stop",
+        **({"message": {"content": "Hello"}} if is_chat else {"text": "Hello"}),
+    }
     completion = min(2, body["max_tokens"])
     kind = "chat.completion" if is_chat else "text_completion"
-    return Scripted(body={"id": "c", "object": kind, "choices": [choice], "usage": usage(completion=completion)})
+    return Scripted(
+        body={"id": "c", "object": kind, "choices": [choice], "usage": usage(completion=completion)}
+    )
 
 
 @pytest.fixture
@@ -79,7 +84,11 @@ def test_every_kind_gets_its_answer(begin: Begin, kind: str) -> None:
 
     record = behaviour.step()
 
-    assert (record.user, record.outcome, record.error) == (kind, "abandoned" if kind == "abandon" else "ok", None)
+    assert (record.user, record.outcome, record.error) == (
+        kind,
+        "abandoned" if kind == "abandon" else "ok",
+        None,
+    )
 
 
 def test_completion_is_asked_for_as_the_workload_says(begin: Begin) -> None:
@@ -191,7 +200,9 @@ def test_vectors_are_asked_for_where_they_are_served_only(begin: Begin) -> None:
 
 
 def test_whoever_asks_for_what_is_not_implemented_has_nothing_to_do(begin: Begin) -> None:
-    behaviour, _ = begin("completion", lambda *_: Scripted(status=501, body={"detail": "no completions here"}))
+    behaviour, _ = begin(
+        "completion", lambda *_: Scripted(status=501, body={"detail": "no completions here"})
+    )
 
     with pytest.raises(NotServed, match="no completions here"):
         behaviour.step()

@@ -54,7 +54,8 @@ def test_only_chunks_that_say_something_are_pieces() -> None:
 
 
 @pytest.mark.parametrize(
-    "delta", [{"reasoning_content": "h"}, {"reasoning": "h"}, {"tool_calls": [{"index": 0}]}, {"refusal": "no"}]
+    "delta",
+    [{"reasoning_content": "h"}, {"reasoning": "h"}, {"tool_calls": [{"index": 0}]}, {"refusal": "no"}],
 )
 def test_thoughts_and_tool_calls_are_pieces_and_no_text(delta: dict[str, Any]) -> None:
     check = StreamCheck(is_chat=True)
@@ -121,7 +122,10 @@ def test_error_frame_is_a_failure_of_its_own() -> None:
 
 def test_legacy_stream_has_text_and_no_role() -> None:
     head = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "m"}
-    texts = [{**head, "choices": [{"index": 0, "text": t, "finish_reason": f}]} for t, f in (("a", None), ("", "stop"))]
+    texts = [
+        {**head, "choices": [{"index": 0, "text": t, "finish_reason": f}]}
+        for t, f in (("a", None), ("", "stop"))
+    ]
 
     check = follow(*texts, {**head, "choices": [], "usage": usage()}, DONE, is_chat=False)
 
@@ -167,7 +171,10 @@ def test_answer_that_calls_a_tool_needs_no_text() -> None:
     assert check_answer({**ANSWER, "choices": [choice]}, is_chat=True, max_tokens=None)[1] == ""
 
 
-VECTORS = {"data": [{"index": i, "embedding": [0.1, 0.2]} for i in range(2)], "usage": {"prompt_tokens": 2, "total_tokens": 2}}
+VECTORS = {
+    "data": [{"index": i, "embedding": [0.1, 0.2]} for i in range(2)],
+    "usage": {"prompt_tokens": 2, "total_tokens": 2},
+}
 
 
 def test_vectors_one_per_text() -> None:

@@ -86,7 +86,10 @@ def test_frames_may_come_in_any_pieces(bench: Bench) -> None:
     raw = b"".join(frames(*good_chunks(("ä", "🙂"))))
 
     exchange = bench.stream(
-        Scripted(pieces=[raw[i : i + 7] for i in range(0, len(raw), 7)], headers={"Content-Type": "text/event-stream"})
+        Scripted(
+            pieces=[raw[i : i + 7] for i in range(0, len(raw), 7)],
+            headers={"Content-Type": "text/event-stream"},
+        )
     )
 
     assert (exchange.record.outcome, exchange.said) == ("ok", "ä🙂")
@@ -100,9 +103,20 @@ def test_frames_may_come_in_any_pieces(bench: Bench) -> None:
         (streamed(*good_chunks()[:2], chunk(chunk_id="chatcmpl-9", delta={"content": "x"})), "changed-id"),
         (streamed(*good_chunks()[1:]), "wrong-order"),
         (Scripted(pieces=[b"data: {\n\n"], headers={"Content-Type": "text/event-stream"}), "broken-frame"),
-        (Scripted(pieces=frames(*good_chunks())[:2], headers={"Content-Type": "text/event-stream"}, cut=True), "cut"),
-        (Scripted(body={"object": "chat.completion"}, headers={"Content-Type": "application/json"}), "broken-frame"),
-        (streamed(chunk(delta={"role": "assistant"}), {"error": {"code": "timeout"}}), "error-in-stream timeout"),
+        (
+            Scripted(
+                pieces=frames(*good_chunks())[:2], headers={"Content-Type": "text/event-stream"}, cut=True
+            ),
+            "cut",
+        ),
+        (
+            Scripted(body={"object": "chat.completion"}, headers={"Content-Type": "application/json"}),
+            "broken-frame",
+        ),
+        (
+            streamed(chunk(delta={"role": "assistant"}), {"error": {"code": "timeout"}}),
+            "error-in-stream timeout",
+        ),
         (Scripted(status=500, body={"detail": "x", "error": {"code": "backend_error"}}), "500 backend_error"),
         (Scripted(status=500, body=b"<html>"), "wrong-error-body"),
         (Scripted(status=429, body=ERROR), "no-retry-after"),
@@ -127,7 +141,11 @@ def test_failed_stream_leaves_a_connection_that_works(bench: Bench) -> None:
 def test_refusal_that_says_when_to_come_again_is_no_failure(bench: Bench, status: int) -> None:
     record = bench.stream(Scripted(status=status, body=ERROR, headers={"Retry-After": "2"})).record
 
-    assert (record.outcome, record.error, record.retry_after) == ("refused", f"{status} rate_limit_exceeded", 2.0)
+    assert (record.outcome, record.error, record.retry_after) == (
+        "refused",
+        f"{status} rate_limit_exceeded",
+        2.0,
+    )
 
 
 @pytest.mark.parametrize(("leave_after", "pieces"), [(0, 0), (2, 2)])

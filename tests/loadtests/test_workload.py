@@ -78,13 +78,19 @@ def test_shipped_workloads_answer_the_questions_that_are_asked() -> None:
         ),
         ({"arrival": {"kind": "poisson", "times_capacity": 3}}, "arrival.probe_users: it is missing"),
         ({"arrival": {"kind": "burst", "size": 3}}, "arrival.every_s: it is missing"),
-        ({"arrival": {**RAMP, "levels": [2, 1]}, "duration_s": None}, "arrival.levels: [2, 1] are not whole numbers"),
+        (
+            {"arrival": {**RAMP, "levels": [2, 1]}, "duration_s": None},
+            "arrival.levels: [2, 1] are not whole numbers",
+        ),
         ({"arrival": {**RAMP, "levels": [1, 1.5]}, "duration_s": None}, "arrival.levels"),
         (
             {"arrival": {**RAMP, "of": "rate", "levels": [2, 3]}, "duration_s": None},
             "arrival.levels: 3 is no multiple of the first, 2",
         ),
-        ({"arrival": {**RAMP, "settle_s": 10}, "duration_s": None}, "arrival.settle_s: 10 leaves nothing of a step"),
+        (
+            {"arrival": {**RAMP, "settle_s": 10}, "duration_s": None},
+            "arrival.settle_s: 10 leaves nothing of a step",
+        ),
         ({"arrival": RAMP}, "duration_s: a ramp lasts as long as its levels"),
         ({"users": {}}, "users.: at least one of chat_stream"),
         ({"users": {"chats": 1}}, "users.chats: there is no such kind of user; known: chat_stream"),
@@ -96,7 +102,10 @@ def test_shipped_workloads_answer_the_questions_that_are_asked() -> None:
         ),
         ({"prompt": {"tokens": 0}}, "prompt.tokens: 0 is not a number of 1 or more"),
         ({"prompt": {"tokens": {"normal": 3}}}, "prompt.tokens: one of uniform, lognormal, exponential, mix"),
-        ({"output": {"tokens": {"uniform": [3, 1]}}}, "output.tokens.uniform: [3, 1]: 1 <= lowest <= highest"),
+        (
+            {"output": {"tokens": {"uniform": [3, 1]}}},
+            "output.tokens.uniform: [3, 1]: 1 <= lowest <= highest",
+        ),
         ({"output": {"tokens": {"uniform": [3]}}}, "output.tokens.uniform: [3] is not [lowest, highest]"),
         (
             {"output": {"tokens": {"lognormal": {"median": 5, "sigma": 1, "max": 4}}}},
@@ -111,9 +120,15 @@ def test_shipped_workloads_answer_the_questions_that_are_asked() -> None:
         ({"request": [1]}, "request: [1] is not a mapping"),
         ({"refusals": "ok"}, "refusals: 'ok' is not one of expected, failure"),
         ({"bounds": {"ttft": 1}}, "bounds.ttft: there is no such key; did you mean 'ttft_s'?"),
-        ({"expect": [{"measure": "chat.speed", "max": 1}]}, "expect[0].measure: there is no measure 'chat.speed'"),
+        (
+            {"expect": [{"measure": "chat.speed", "max": 1}]},
+            "expect[0].measure: there is no measure 'chat.speed'",
+        ),
         ({"expect": [{"measure": "failed"}]}, "expect[0].min: it is missing, and so is max"),
-        ({"expect": [{"measure": "failed", "max": 0, "over": "x"}]}, "expect[0].over: there is no measure 'x'"),
+        (
+            {"expect": [{"measure": "failed", "max": 0, "over": "x"}]},
+            "expect[0].over: there is no measure 'x'",
+        ),
         ({"expect": {}}, "expect: {} is not a list with entries"),
     ],
 )
