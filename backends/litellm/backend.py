@@ -28,6 +28,7 @@ from backends.litellm.offers import offered_models
 from backends.litellm.parameters import plan
 from backends.litellm.patience import Cooldowns, Patience
 from backends.litellm.run import Run
+from backends.litellm.shortcut import Shortcut
 from backends.types import (
     BackendHealth,
     EventBatch,
@@ -89,6 +90,7 @@ class LiteLLMBackend(Backend):
         self._pool = transport.Pool(self._sdk)
         self._road = Road(
             sdk=self._sdk,
+            shortcut=Shortcut(self._sdk),
             internal=sdk.internal_calls(),
             translator=Translator(providers.secrets_in(self._environ)),
             cooldowns=self._cooldowns,

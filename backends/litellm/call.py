@@ -20,6 +20,7 @@ from backends.litellm.choice import Choice
 from backends.litellm.deployment import Deployment
 from backends.litellm.errors import Translator
 from backends.litellm.parameters import Part, Plan
+from backends.litellm.shortcut import Shortcut
 from backends.litellm.transport import Connection
 from backends.litellm.usage import Tokens
 from backends.types import EventBatch, Prompt
@@ -39,6 +40,7 @@ class Road:
     """What all calls of a process share."""
 
     sdk: Any
+    shortcut: Shortcut
     internal: Any
     translator: Translator
     cooldowns: waits.Cooldowns
@@ -150,7 +152,13 @@ class Call:
             await self._take(await self._answer(arguments), (index,))
 
     async def _answer(self, arguments: Mapping[str, Any]) -> Any:
-        call = self._road.sdk.atext_completion if self._part.is_text else self._road.sdk.acompletion
+        call: Callable[..., Awaitable[Any]]
+        if self._part.is_text:
+            call = self._road.sdk.atext_completion
+        elif self._road.shortcut.leads_to(self._deployment, arguments):
+            call = self._road.shortcut.acompletion
+        else:
+            call = self._road.sdk.acompletion
         answer = await self._within(
             call(
                 model=self._deployment.model,
@@ -173,7 +181,8 @@ class Call:
         choices = list(getattr(answer, "choices", None) or ())
         if not choices:
             raise UpstreamError(f"The provider {self._deployment.provider!r} answered with no choice")
-        tokens = usage.reported([getattr(answer, "usage", None)])
+        counts = getattr(answer, "usage", None)
+        tokens = usage.reported([counts])
         events: EventBatch = []
         said = []
         for index, one in zip(wanted, choices, strict=False):
@@ -183,12 +192,13 @@ class Call:
             events += choice.add(message, getattr(one, "logprobs", None), num_tokens=count)
             events += choice.finish(getattr(one, "finish_reason", None), provider=self._deployment.provider)
             said.append(choice.said)
-        tokens = tokens or await self._estimate(said)
+        if tokens is None:
+            tokens, counts = await self._estimate(said), None
         hidden = getattr(answer, "_hidden_params", None)
         cost = hidden.get("response_cost") if isinstance(hidden, dict) else None
         if tokens.cost_usd is None and isinstance(cost, int | float) and (cost or self._deployment.is_known):
             tokens.cost_usd = float(cost)
-        tokens.cost_usd = usage.price(self._road.sdk, self._deployment, None, tokens)
+        tokens.cost_usd = usage.price(self._road.sdk, self._deployment, counts, tokens)
         self.tokens.append(tokens)
         self._passed_on = True
         await self._put(events)
@@ -205,6 +215,7 @@ class Call:
             while (chunk := await self._within(anext(chunks, None), idle=self._passed_on)) is not None:
                 if not chunk.choices:
                     continue
+                self._check_stream()
                 one = chunk.choices[0]
                 events = choice.add(one.delta, getattr(one, "logprobs", None))
                 if events:
@@ -215,8 +226,10 @@ class Call:
                 if one.finish_reason is not None:
                     reason = one.finish_reason
                     break
-            if reason is not None and not _has_ended(_state_of(chunks)):
-                reason = None
+            if not choice.stopped:
+                self._check_stream()
+                self._check_error()
+                reason = reason if self._has_ended(_state_of(chunks)) else None
             events = choice.finish(reason, provider=self._deployment.provider)
             state = _state_of(chunks)
             late = [] if choice.stopped else await self._late_usages(state)
@@ -226,6 +239,28 @@ class Call:
                 await chunks.aclose()
         self._passed_on = True
         await self._put(events)
+
+    def _check_stream(self) -> None:
+        """Raises: UpstreamError for half a JSON; StreamFailed for an error that LiteLLM took for nothing."""
+        watch = self._connection.watch
+        if watch is None:
+            return
+        if watch.is_broken:
+            raise UpstreamError(
+                f"The provider {self._deployment.provider!r} sent an event that makes no sense"
+            )
+        if watch.error is not None and not watch.has_finished:
+            raise StreamFailed
+
+    def _has_ended(self, state: Any) -> bool:
+        """Whether the provider itself ended the answer. LiteLLM takes a connection that closed for a `stop`."""
+        watch = self._connection.watch
+        if watch is not None and watch.is_openai:
+            return watch.has_finished
+        return state is None or any(
+            getattr(state, name, None)
+            for name in ("received_finish_reason", "intermittent_finish_reason", "received_any_finish_reason")
+        )
 
     async def _late_usages(self, state: Any) -> list[Any]:
         """What the provider reports after the finish reason. Read past LiteLLM, which would put all chunks together
@@ -282,6 +317,10 @@ class Call:
         raise BackendTimeout(f"The provider {provider!r} did not finish within {limit_s:g} s")
 
 
+class StreamFailed(Exception):
+    """The stream holds an error; `Connection.watch` has it."""
+
+
 class _AsDelta:
     """A text completion's text, where a message is expected."""
 
@@ -300,13 +339,3 @@ def _state_of(chunks: Any) -> Any:
             break
         chunks = frame.f_locals.get("streamwrapper") or frame.f_locals.get("response")
     return chunks if hasattr(chunks, "completion_stream") else None
-
-
-def _has_ended(state: Any) -> bool:
-    """Whether the provider itself ended the answer. LiteLLM takes a connection that closed for a `stop`."""
-    if state is None:
-        return True
-    return any(
-        getattr(state, name, None)
-        for name in ("received_finish_reason", "intermittent_finish_reason", "received_any_finish_reason")
-    )

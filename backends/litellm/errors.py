@@ -133,7 +133,8 @@ class Translator:
             return exc
         if isinstance(exc, TimeoutError):
             return BackendTimeout(f"The provider {deployment.provider!r} did not answer in time")
-        said = _said(exc)
+        watch = connection.watch
+        said = (_of_body({"error": watch.error}) if watch is not None else None) or _said(exc)
         kinds = " < ".join(dict.fromkeys(type(link).__name__ for link in _chain(exc)))
         _log.info("a call to %s failed: status %s, %s", deployment.label, connection.status, kinds)
         _log.debug("it said: %s", self.clean(said.message))

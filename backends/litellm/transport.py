@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import aiohttp
 
+from backends.litellm.watch import Watch, WatchedStream
+
 KEEP_ALIVE_S: Final = 30.0
 """Idle connections are kept this long; providers close theirs after a minute or more."""
 
@@ -34,7 +36,10 @@ class Pool:
         # Its own maker of transports has two names there; the second one stays as it is.
         self._own = self._handler._create_aiohttp_transport
         self._handler.create_aiohttp_transport = staticmethod(self._transport)
-        self._client = importlib.import_module("httpx").AsyncClient(
+        httpx = importlib.import_module("httpx")
+        # httpx insists on a class of its own.
+        self._watched = type("Watched", (WatchedStream, httpx.AsyncByteStream), {})
+        self._client = httpx.AsyncClient(
             transport=self._transport(),
             cookies=handlers.blocked_cookie_jar(),
             timeout=None,  # each call brings its own
@@ -43,7 +48,19 @@ class Pool:
         self._forget_clients()
 
     def _transport(self, **options: Any) -> Any:
-        return self._own(**{**options, "shared_session": self._session})
+        transport = self._own(**{**options, "shared_session": self._session})
+        handle = transport.handle_async_request
+
+        async def watched(request: Any) -> Any:
+            response = await handle(request)
+            connection = current.get()
+            if connection is not None and connection.content_type == "text/event-stream":
+                connection.watch = Watch()
+                response.stream = self._watched(response.stream, connection.watch)
+            return response
+
+        transport.handle_async_request = watched
+        return transport
 
     def _forget_clients(self) -> None:
         """What was made around another session must not outlive it."""
@@ -60,12 +77,14 @@ class Pool:
 
 
 class Connection:
-    """What is known of the HTTP exchange of one call. `response` is None until the provider's head arrived."""
+    """What is known of the HTTP exchange of one call. `response` is None until the provider's head arrived, `watch` is
+    None unless it is an event stream."""
 
-    __slots__ = ("response",)
+    __slots__ = ("response", "watch")
 
     def __init__(self) -> None:
         self.response: aiohttp.ClientResponse | None = None
+        self.watch: Watch | None = None
 
     @property
     def status(self) -> int | None:

@@ -1,0 +1,86 @@
+"""What a provider's event stream said, read beside LiteLLM, which keeps some of it to itself.
+
+In OpenAI's format it skips an event that is half a JSON, takes the end mark for a `stop` where no finish reason came,
+and leaves of an error no more than its message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import msgspec
+
+MAX_ERROR_BYTES: Final = 4096
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    error: msgspec.Raw = msgspec.Raw()
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+
+class Watch:
+    """Of one stream, as far as it was read."""
+
+    __slots__ = ("_rest", "error", "has_finished", "is_broken", "is_openai")
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self.is_broken = False
+        """An event is no JSON."""
+        self.is_openai = False
+        self.has_finished = False
+        """A finish reason came. OpenAI's format only."""
+        self.error: Any = None
+        """The value of the first event with an `error`."""
+
+    def feed(self, data: bytes) -> None:
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._event(line[5:].strip())
+
+    def end(self) -> None:
+        """A last line needs no line feed."""
+        self.feed(b"\n")
+
+    def _event(self, data: bytes) -> None:
+        if not data or data == b"[DONE]":
+            return
+        try:
+            event = _decode(data)
+        except msgspec.ValidationError:
+            return  # some other format's
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self.is_broken = True
+            return
+        if event.choices is not None:
+            self.is_openai = True
+            self.has_finished |= any(choice.finish_reason for choice in event.choices)
+        if self.error is None and 0 < len(event.error) <= MAX_ERROR_BYTES:
+            self.error = msgspec.json.decode(event.error)
+
+
+class WatchedStream:
+    """The body of an httpx response, shown to a watch on its way."""
+
+    def __init__(self, body: Any, watch: Watch) -> None:
+        self._body = body
+        self._watch = watch
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for data in self._body:
+            self._watch.feed(data)
+            yield data
+        self._watch.end()
+
+    async def aclose(self) -> None:
+        await self._body.aclose()
