@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _EXPOSED = (
     b"x-request-id, x-llm-backend, x-llm-queue-ms, x-llm-overhead-ms, x-llm-ignored, "
+    b"x-llm-fallback-reason, x-llm-cost-usd, x-should-retry, "
     b"retry-after, retry-after-ms"
 )
 _METHODS = b"GET, HEAD, POST, OPTIONS"

@@ -80,9 +80,8 @@ class RedisLink:
         if self._is_down:
             if now < self._try_at:
                 raise StoreUnavailable("Redis is away")
-            self._try_at = now + max(
-                self._retry_s, self._timeout_s
-            )  # the others wait for what this one finds out
+            # The others wait for what this call finds out.
+            self._try_at = now + max(self._retry_s, self._timeout_s)
         named = [self._prefix + key for key in keys]
         try:
             async with asyncio.timeout(self._timeout_s):

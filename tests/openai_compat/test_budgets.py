@@ -455,6 +455,15 @@ async def test_a_model_above_its_cards_limit_counts_as_unavailable(tmp_path: Pat
         assert (await house.chat()).json["model"] == "cloudy"
 
 
+async def test_a_fallback_above_its_cards_limit_is_passed_over(tmp_path: Path) -> None:
+    limit = {"prompt": 0.0, "completion": 0.0}
+    async with House(tmp_path, price=PRICE, max_price=limit) as house:
+        house.local.script = [BackendUnavailable("The runner is dead")]
+
+        assert (await house.chat("tiny")).error["message"] == "The runner is dead"
+        assert house.counted("llm:fallbacks_total") is None
+
+
 async def test_a_limit_on_an_unknown_price_lets_nothing_through(tmp_path: Path) -> None:
     async with House(tmp_path, max_price=PRICE, fallbacks=[]) as house:
         assert (await house.chat()).status == 503

@@ -130,6 +130,17 @@ async def test_when_all_fail_the_first_error_is_the_answer(stream: bool) -> None
     assert house.counted()['llm:requests_failed_total{backend="fake",model="tiny"}'] == 1
 
 
+async def test_when_all_fail_the_log_names_the_model_that_was_asked_for() -> None:
+    house = House([FULL], [DOWN])
+    connection = Connection(house.app, "POST", "/v1/chat/completions", body=json.dumps(HELLO).encode())
+
+    await connection.run()
+
+    record = connection.record
+    assert (record.model, record.backend, record.fallback) == ("tiny", "fake", "overloaded")
+    assert record.error_code == "concurrency_limit"
+
+
 async def test_a_fallback_that_cannot_take_the_request_does_not_end_the_search() -> None:
     house = House([DOWN], [be.UnsupportedParameter("No", param="seed")], words("Hi"))
 
@@ -282,6 +293,25 @@ def test_headers_that_go_out_during_the_second_attempt_end_the_search() -> None:
     reply = run_virtual(chat(house.app, stream=True))
 
     assert json.loads(reply.frames[0])["error"]["message"] == "All slots are busy"
+    assert house.spares[1].requests == []
+
+
+def test_headers_that_go_out_while_the_next_model_is_looked_for_end_the_search() -> None:
+    house = House(
+        [Started(0, 5), Pause(4.0), DOWN],
+        [],
+        words("Hi"),
+        cards=[card("tiny", "fake", fallbacks=["cloudy"]), card("cloudy", "litellm")],
+    )
+
+    async def check_slowly(_: object) -> None:
+        await asyncio.sleep(3.0)
+
+    house.app.state.gateway.budgets.check = check_slowly
+    reply = run_virtual(chat(house.app, stream=True))
+
+    assert reply.headers["x-llm-backend"] == "fake"
+    assert json.loads(reply.frames[0])["error"]["message"] == "The runner is dead"
     assert house.spares[1].requests == []
 
 

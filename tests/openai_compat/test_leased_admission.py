@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import pytest
 
 from backends.errors import Draining, Overloaded
+from openai_compat import leased_admission
 from openai_compat.admission import LocalSlots
 from openai_compat.errors import TooManyAtOnce
 from openai_compat.leased_admission import LeasedAdmission
@@ -98,6 +99,20 @@ async def test_who_waits_gets_the_slot_that_another_replica_gave_back(replica: R
     assert (second.running, second.waiting) == (1, 0)
 
 
+async def test_who_waits_here_does_not_wait_for_the_next_look(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leased_admission, "POLL_S", 60.0)
+    one = replica(limit=1, queue=1)
+    held = await one.acquire("a")
+    waiting = asyncio.create_task(one.acquire("b"))
+    await until_waiting(one, 1)
+    await asyncio.sleep(0.1)  # it has looked once
+
+    held.release()
+    (await asyncio.wait_for(waiting, 4)).release()
+
+
 async def test_places_in_the_queue_are_those_of_all_replicas_together(replica: Replica) -> None:
     first, second = replica(limit=1, queue=1), replica(limit=1, queue=1)
     held = await first.acquire("a")
@@ -165,6 +180,19 @@ async def test_a_principals_own_limit_is_that_of_all_replicas_together(replica: 
     slot = await soon(second.slot("a", 1).__aenter__)
     assert second.running == 1
     slot.release()
+
+
+async def test_a_principals_own_limit_holds_here_while_redis_is_away(redis_server: RedisServer) -> None:
+    link = RedisLink(redis_server.url, prefix="x")
+    one = desk(RedisLeases(link), limit=9)
+    redis_server.stop()
+
+    async with one.slot("a", 1):
+        with pytest.raises(TooManyAtOnce):
+            await one.slot("a", 1).__aenter__()
+    async with one.slot("a", 1):
+        assert one.running == 1
+    await link.aclose()
 
 
 async def test_a_refusal_gives_the_principals_own_place_back(replica: Replica) -> None:

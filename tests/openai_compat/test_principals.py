@@ -196,6 +196,25 @@ def test_a_file_that_is_gone_is_mentioned_once_and_read_when_it_is_back(
     assert caplog.text.count("the old principals stay") == 1
 
 
+def test_a_file_that_could_not_be_read_at_first_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, file = Clock(), tmp_path / "principals.yaml"
+    file.write_bytes(file_of(entry()))
+    auth = Authenticator(principals_file=file, clock=clock)
+    file.write_bytes(file_of(entry(name="carol")))
+
+    def refuse(_: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", refuse)
+        clock.now += 2
+        assert auth.principal(header(b"Bearer token-a")).name == "alice"
+    clock.now += 2
+    assert auth.principal(header(b"Bearer token-a")).name == "carol"
+
+
 def test_a_broken_file_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "p").write_bytes(b"principals: []")
     with pytest.raises(ValueError, match=r"The file of principals cannot be used: principals:"):

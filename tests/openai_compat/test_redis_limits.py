@@ -104,6 +104,27 @@ async def test_a_redis_that_is_away_is_mentioned_once_and_asked_again_now_and_th
     assert caplog.text.count("Redis is back") == 1
 
 
+async def test_only_one_call_tries_a_redis_that_was_away(redis_server: RedisServer) -> None:
+    now, failures = [0.0], [0]
+
+    def failed() -> None:
+        failures[0] += 1
+
+    link = RedisLink(redis_server.url, prefix="x", clock=lambda: now[0], on_failure=failed)
+    redis_server.stop()
+    with pytest.raises(StoreUnavailable):
+        await link.run(Script("return 1"), [])
+    now[0] += 1.1
+
+    tried = await asyncio.gather(
+        *(link.run(Script("return 1"), []) for _ in range(5)), return_exceptions=True
+    )
+
+    assert all(isinstance(one, StoreUnavailable) for one in tried)
+    assert failures == [2]
+    await link.aclose()
+
+
 async def test_a_redis_that_does_not_answer_costs_one_time_out(redis_server: RedisServer) -> None:
     link = RedisLink(redis_server.url, prefix="x", timeout_s=0.1, retry_s=60.0)
     await link.run(Script("return 1"), [])
