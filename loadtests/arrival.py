@@ -49,7 +49,7 @@ class Arrival:
     settle_s: float = 0.0
     """The beginning of each level that counts for nothing."""
     least_gain: float = 0.0
-    """A level that brings less than this share more tokens than the last is the last one."""
+    """A level that brings less than this share more pieces than the best one is the last one."""
     is_open: bool = False
 
     @property
@@ -160,7 +160,7 @@ def next_burst(now: float, every_s: float) -> float:
 
 
 def is_saturated(rates: list[float], least_gain: float) -> bool:
-    """Whether the last level's token rate is less than `least_gain` above the best one before it."""
+    """Whether the last rate is less than `least_gain` above the best one before it."""
     if len(rates) < 2:
         return False
     return rates[-1] < max(rates[:-1]) * (1 + least_gain)

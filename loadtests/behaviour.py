@@ -25,16 +25,24 @@ class NotServed(Exception):
 class Behaviour:
     """One user. `number` makes his texts his own: the same number and workload give the same requests.
 
-    Keeps one connection. Not to be stepped twice at once.
+    Keeps one connection. Not to be stepped twice at once. `on_piece` is called with each piece of a stream.
     """
 
-    def __init__(self, mix: UserMix, workload: Workload, target: Target, number: int) -> None:
+    def __init__(
+        self,
+        mix: UserMix,
+        workload: Workload,
+        target: Target,
+        number: int,
+        on_piece: Callable[[], None] = lambda: None,
+    ) -> None:
         self.kind = mix.kind
         self.pause_s = 0.0
         """What to wait before the next step, in a closed loop."""
         self._mix = mix
         self._workload = workload
         self._target = target
+        self._on_piece = on_piece
         self._random = Random(f"{workload.seed} {mix.kind} {number}")
         self._prefix = shared_prefix(workload.seed, workload.shared_prefix)
         self._connection = Connection(target.host, timeout_s=workload.timeout_s)
@@ -173,7 +181,7 @@ class Behaviour:
         )
 
     def _stream(self, ask: Ask) -> Exchange:
-        return stream(self._connection, self.kind, ask, self._target.headers())
+        return stream(self._connection, self.kind, ask, self._target.headers(), self._on_piece)
 
 
 _STEPS: dict[str, Callable[[Behaviour], Record]] = {

@@ -41,8 +41,17 @@ class Exchange:
 CheckBody = Callable[[Any], Usage | None]
 
 
-def stream(connection: Connection, user: str, ask: Ask, headers: Mapping[str, str]) -> Exchange:
-    """Send a request with `stream: true` and follow the answer. Never raises: what went wrong is in the record."""
+def stream(
+    connection: Connection,
+    user: str,
+    ask: Ask,
+    headers: Mapping[str, str],
+    on_piece: Callable[[], None] = lambda: None,
+) -> Exchange:
+    """Send a request with `stream: true` and follow the answer. Never raises: what went wrong is in the record.
+
+    `on_piece` is called with each piece, for whoever counts while it runs.
+    """
     exchange = Exchange(_record(user, ask))
     check = StreamCheck(
         is_chat=ask.is_chat,
@@ -56,7 +65,7 @@ def stream(connection: Connection, user: str, ask: Ask, headers: Mapping[str, st
             reply.leave()
             raise Violation("broken-frame", f"content-type is {content_type!r}")
         try:
-            _follow(reply, ask, check, exchange.record)
+            _follow(reply, ask, check, exchange.record, on_piece)
         except (Violation, ErrorInStream):
             reply.leave()
             raise
@@ -68,7 +77,7 @@ def stream(connection: Connection, user: str, ask: Ask, headers: Mapping[str, st
     return exchange
 
 
-def _follow(reply: Reply, ask: Ask, check: StreamCheck, record: Record) -> None:
+def _follow(reply: Reply, ask: Ask, check: StreamCheck, record: Record, on_piece: Callable[[], None]) -> None:
     if ask.leave_after == 0:
         return _leave(reply, record)
     frames = FrameReader()
@@ -77,6 +86,7 @@ def _follow(reply: Reply, ask: Ask, check: StreamCheck, record: Record) -> None:
         for payload in frames.feed(received):
             if not check.take(payload):
                 continue
+            on_piece()
             if record.ttft is None:
                 record.ttft = at - reply.sent
             else:

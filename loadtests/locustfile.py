@@ -29,7 +29,6 @@ from locust.runners import WorkerRunner
 from loadtests.arrival import is_saturated, next_burst, poisson_waits, users_at_level
 from loadtests.behaviour import Behaviour, NotServed
 from loadtests.locust_events import events_of
-from loadtests.measures import Window, tokens_per_s
 from loadtests.metrics import running_requests
 from loadtests.progress import EVERY_S, Progress
 from loadtests.record import Record, from_line, to_line
@@ -46,10 +45,6 @@ STOP_S = 15.0
 LAG_EVERY_S = 0.1
 EVENTS_AT_ONCE = 64
 """Locust events after which other users get a turn: the bookkeeping of one must not delay the clocks of all."""
-if setting("QUIET") == "1":
-    logging.getLogger(
-        "locust.stats_logger"
-    ).disabled = True  # the report says it, with N and errors beside it
 KEY = "loadtests"
 """Of what workers add to their reports to the master."""
 
@@ -64,8 +59,9 @@ class Session:
         self.decides = not isinstance(environment.runner, WorkerRunner)
         self.levels: list[Level] = []
         self.records: list[Record] = []
-        """What is not sent or written yet; of a ramp's level, what came so far (in `level_records`)."""
-        self.level_records: list[Record] = []
+        """Of a worker: what is not sent yet."""
+        self.pieces = 0
+        """Of all streams since the begin; on a worker since its last report."""
         self.lags: list[float] = []
         self.not_served: dict[str, str] = {}
         self._numbers = count(max(0, getattr(environment.runner, "worker_index", 0)) * 1_000_000)
@@ -85,7 +81,10 @@ class Session:
         mix = WORKLOAD.user(kind)
         if mix is None:
             raise ValueError(f"{WORKLOAD.name} has no users of kind {kind!r}")
-        return Behaviour(mix, WORKLOAD, self.target, next(self._numbers))
+        return Behaviour(mix, WORKLOAD, self.target, next(self._numbers), self._count_piece)
+
+    def _count_piece(self) -> None:
+        self.pieces += 1
 
     def random(self) -> Random:
         return Random(f"{WORKLOAD.seed} arrivals {next(self._numbers)}")
@@ -115,7 +114,6 @@ class Session:
         self._file.writelines(to_line(record) + "\n" for record in records)
         self._file.flush()
         self.progress.take(records)
-        self.level_records += records if Ramp.is_used else []
 
     def leave_out(self, kind: str, why: str) -> None:
         if kind not in self.not_served:
@@ -126,11 +124,13 @@ class Session:
         """What came since the last report."""
         lines, self.records = [to_line(record) for record in self.records], []
         lags, self.lags = self.lags, []
-        return {"records": lines, "lags": lags, "not_served": self.not_served}
+        pieces, self.pieces = self.pieces, 0
+        return {"records": lines, "lags": lags, "pieces": pieces, "not_served": self.not_served}
 
     def from_worker(self, told: dict[str, Any]) -> None:
         self.take([from_line(line) for line in told["records"]])
         self.lags += told["lags"]
+        self.pieces += told["pieces"]
         self.not_served |= told["not_served"]
 
     def end(self) -> None:
@@ -163,7 +163,9 @@ class Session:
         while True:
             gevent.sleep(EVERY_S)
             runner = self.environment.runner
-            print(self.progress.line(time.time(), runner.user_count if runner else 0), flush=True)
+            print(
+                self.progress.line(time.time(), runner.user_count if runner else 0, self.pieces), flush=True
+            )
 
 
 class RequestFailed(Exception):
@@ -350,11 +352,14 @@ class _Levels(LoadTestShape):
     def reset_time(self) -> None:
         super().reset_time()
         self._rates: list[float] = []
+        self._settled: tuple[float, int] | None = None
         self._level = -1
         self._entered = 0.0
 
     def tick(self) -> tuple[int, float] | None:
         arrival, now = WORKLOAD.arrival, time.time()
+        if self._settled is None and self._level >= 0 and now - self._entered >= arrival.settle_s:
+            self._settled = now, session().pieces
         if self._level >= 0 and now - self._entered < arrival.step_s:
             return self._users()
         if self._level >= 0 and not self._may_go_on(now):
@@ -362,7 +367,7 @@ class _Levels(LoadTestShape):
         self._level += 1
         if self._level == len(arrival.levels):
             return None
-        self._entered = now
+        self._entered, self._settled = now, None
         return self._users()
 
     def _users(self) -> tuple[int, float]:
@@ -372,15 +377,14 @@ class _Levels(LoadTestShape):
     def _may_go_on(self, now: float) -> bool:
         """Close a level."""
         arrival, running = WORKLOAD.arrival, session()
-        level = Level(arrival.levels[self._level], self._entered + arrival.settle_s, now)
+        begin, pieces = self._settled or (self._entered, running.pieces)
+        level = Level(arrival.levels[self._level], begin, now)
         running.levels.append(level)
-        window = Window(level.begin, level.end)
-        self._rates.append(tokens_per_s(running.level_records, window))
-        running.level_records = []  # a request counts for the level in which it ends
+        self._rates.append((running.pieces - pieces) / max(1e-3, now - begin))
         running.facts["end"] = now
-        print(f"level {level.load:g}: {self._rates[-1]:.0f} tokens/s", flush=True)
+        print(f"level {level.load:g}: {self._rates[-1]:.0f} pieces/s", flush=True)
         if is_saturated(self._rates, arrival.least_gain):
-            print("more load brings no more tokens: the ramp ends here", flush=True)
+            print("more load brings no more: the ramp ends here", flush=True)
             return False
         return True
 
@@ -399,6 +403,8 @@ def _on_init(environment: Environment, **_: Any) -> None:
         options.num_users = options.num_users or WORKLOAD.arrival.users
         options.spawn_rate = options.spawn_rate or WORKLOAD.arrival.users
         options.run_time = options.run_time or WORKLOAD.duration_s
+    if setting("QUIET") == "1":  # the report says it, with N and errors beside it
+        logging.getLogger("locust.stats_logger").disabled = True
     if not environment.stop_timeout:
         environment.stop_timeout = STOP_S
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadtests.measures import Window, tokens_per_s
 from loadtests.record import Record
 from loadtests.stats import Summary, summary
 
@@ -19,7 +18,7 @@ class Progress:
         self._duration_s = duration_s
         self._last = begin
         self._recent: list[Record] = []
-        self._total = self._failed = self._refused = 0
+        self._total = self._failed = self._refused = self._pieces = 0
 
     def take(self, records: Sequence[Record]) -> None:
         self._recent += records
@@ -27,17 +26,18 @@ class Progress:
         self._failed += sum(record.outcome == "failed" for record in records)
         self._refused += sum(record.outcome == "refused" for record in records)
 
-    def line(self, now: float, users: int) -> str:
-        """What happened since the last line."""
-        window = Window(self._last, max(now, self._last + 1e-3))
+    def line(self, now: float, users: int, pieces: int) -> str:
+        """What happened since the last line: requests that ended in it, and pieces of all streams since the begin."""
+        seconds = max(1e-3, now - self._last)
         recent, self._recent, self._last = self._recent, [], now
+        came, self._pieces = pieces - self._pieces, pieces
         failed = f"failed {self._failed}" if self._failed else "no failures"
         parts = [
             f"{_clock(now - self._begin)}/{_clock(self._duration_s)}",
             f"{users} users",
             f"{self._total} requests",
-            f"{len(recent) / window.seconds:.1f}/s",
-            f"{tokens_per_s(recent, window):.0f} tokens/s",
+            f"{len(recent) / seconds:.1f}/s",
+            f"{came / seconds:.0f} pieces/s",
             f"TTFT {_times(summary(record.ttft for record in recent if record.ttft is not None))}",
             f"ITL {_times(summary(gap for record in recent for gap in record.gaps))}",
             failed,

@@ -48,7 +48,9 @@ def test_right_stream_gives_its_text_and_usage() -> None:
 def test_only_chunks_that_say_something_are_pieces() -> None:
     check = StreamCheck(is_chat=True)
 
-    assert [check.take(payload) for payload in [*good_chunks(("Hel", "lo")), DONE]] == [
+    payloads: list[Payload] = [*good_chunks(("Hel", "lo")), DONE]
+
+    assert [check.take(payload) for payload in payloads] == [
         False, True, True, False, False, False,
     ]  # fmt: skip
 
@@ -171,7 +173,7 @@ def test_answer_that_calls_a_tool_needs_no_text() -> None:
     assert check_answer({**ANSWER, "choices": [choice]}, is_chat=True, max_tokens=None)[1] == ""
 
 
-VECTORS = {
+VECTORS: dict[str, Any] = {
     "data": [{"index": i, "embedding": [0.1, 0.2]} for i in range(2)],
     "usage": {"prompt_tokens": 2, "total_tokens": 2},
 }

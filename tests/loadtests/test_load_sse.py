@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -29,7 +30,7 @@ def test_frames_are_the_same_however_they_were_cut(
     raw = b"".join(b"data: " + json.dumps(p, ensure_ascii=False).encode() + ending * 2 for p in payloads)
     edges = sorted({0, len(raw), *(cut % (len(raw) + 1) for cut in cuts)})
 
-    assert read(*(raw[a:b] for a, b in zip(edges, edges[1:], strict=False))) == payloads
+    assert read(*(raw[a:b] for a, b in pairwise(edges))) == payloads
 
 
 def test_end_and_comments() -> None:

@@ -57,5 +57,5 @@ def test_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "records.jsonl"
     file.write_text(line + "\n")
 
-    with pytest.raises(ValueError, match="records.jsonl:1: "):
+    with pytest.raises(ValueError, match=r"records\.jsonl:1: "):
         read_records(file)

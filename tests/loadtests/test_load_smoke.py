@@ -1,0 +1,127 @@
+"""The load smoke fails when the service misbehaves: the real service and locust, with something broken between them.
+
+Needs locust in an environment of its own, whose Python is in TEST_LOAD_PYTHON: `make load-smoke` says so.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from loadtests.record import Record, read_records
+from loadtests.smoke import LIMITED_TOKEN, PARTS, TOKEN, service
+from tests.loadtests.breaking_proxy import broken
+
+ROOT = Path(__file__).parents[2]
+PYTHON = os.environ.get("TEST_LOAD_PYTHON")
+
+pytestmark = [
+    pytest.mark.load,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(not PYTHON, reason="TEST_LOAD_PYTHON names no Python with locust"),
+]
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with service(sys.executable, tmp_path_factory.mktemp("smoke"), {"LLM_DEFAULT_BACKEND": "fake"}) as host:
+        yield host
+
+
+def load(
+    host: str, out: Path, *arguments: str, workload: str = "smoke-protocol"
+) -> subprocess.CompletedProcess[str]:
+    """`python -m loadtests run` for some seconds, as the smoke does it."""
+    settings = {"TOKEN": TOKEN, "OVER_LIMIT_TOKEN": LIMITED_TOKEN, **PARTS[0][1]}
+    command = [str(PYTHON), "-m", "loadtests", "run", workload, "--host", host, "--out", str(out), *arguments]
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **{f"LOADTESTS_{name}": value for name, value in settings.items()}},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+
+
+def failures(records: Sequence[Record]) -> set[str | None]:
+    return {record.error for record in records if record.outcome == "failed"}
+
+
+def test_nothing_fails_where_nothing_is_broken(host: str, tmp_path: Path) -> None:
+    with broken(host, None) as proxy:
+        told = load(proxy, tmp_path, "--duration", "8")
+
+    assert failures(read_records(tmp_path / "records.jsonl")) == set(), told.stdout
+    assert told.returncode == 0, told.stdout + told.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "kind"), [("wrong-id", "changed-id"), ("no-done", "no-done"), ("errors", "500 backend_error")]
+)
+def test_smoke_fails_when_the_service_misbehaves(host: str, tmp_path: Path, how: str, kind: str) -> None:
+    with broken(host, how) as proxy:
+        told = load(proxy, tmp_path, "--duration", "8")
+
+    assert told.returncode == 1, told.stdout + told.stderr
+    assert "FAIL failed ÷ requests ≤ 0" in told.stdout
+    assert failures(read_records(tmp_path / "records.jsonl")) == {kind}
+    assert kind in (tmp_path / "report.html").read_text()
+
+
+def test_several_processes_of_locust_report_as_one(host: str, tmp_path: Path) -> None:
+    told = load(host, tmp_path, "--duration", "8", "--processes", "2")
+
+    records = read_records(tmp_path / "records.jsonl")
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert {record.user for record in records} >= {"chat_stream", "embedding", "over_limit"}
+    assert "Client processes | 2" in (tmp_path / "report.md").read_text()
+
+
+def test_open_loop_does_not_wait_for_answers(host: str, tmp_path: Path) -> None:
+    told = load(host, tmp_path, "--duration", "8", workload="poisson-chat")
+
+    records = read_records(tmp_path / "records.jsonl")
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert 4 <= len(records) <= 32  # two a second; outside with a probability below 1e-3
+
+
+def test_service_that_is_not_there_is_told(tmp_path: Path) -> None:
+    told = load("http://127.0.0.1:9", tmp_path, "--duration", "8")
+
+    assert told.returncode == 2
+    assert "is the service running?" in told.stderr + told.stdout
+
+
+def test_interrupted_run_still_makes_its_report(host: str, tmp_path: Path) -> None:
+    command = [
+        str(PYTHON),
+        "-m",
+        "loadtests",
+        "run",
+        "smoke-protocol",
+        "--host",
+        host,
+        "--out",
+        str(tmp_path),
+    ]
+    settings = {"TOKEN": TOKEN, "OVER_LIMIT_TOKEN": LIMITED_TOKEN, **PARTS[0][1]}
+    environment = {**os.environ, **{f"LOADTESTS_{name}": value for name, value in settings.items()}}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("00:05/"):
+                break
+        os.killpg(process.pid, signal.SIGINT)
+        process.stdout.read()
+
+    assert (tmp_path / "report.html").exists()
