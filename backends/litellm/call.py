@@ -241,15 +241,16 @@ class Call:
         await self._put(events)
 
     def _check_stream(self) -> None:
-        """Raises: UpstreamError for half a JSON; StreamFailed for an error that LiteLLM took for nothing."""
+        """No text after a gap. Raises: UpstreamError for half a JSON, which LiteLLM skips."""
         watch = self._connection.watch
-        if watch is None:
-            return
-        if watch.is_broken:
-            raise UpstreamError(
-                f"The provider {self._deployment.provider!r} sent an event that makes no sense"
-            )
-        if watch.error is not None and not watch.has_finished:
+        if watch is not None and watch.is_broken:
+            provider = self._deployment.provider
+            raise UpstreamError(f"The provider {provider!r} sent an event that makes no sense")
+
+    def _check_error(self) -> None:
+        """Raises: StreamFailed for an error that LiteLLM took for nothing."""
+        watch = self._connection.watch
+        if watch is not None and watch.error is not None and not watch.has_finished:
             raise StreamFailed
 
     def _has_ended(self, state: Any) -> bool:
