@@ -14,6 +14,8 @@ from loadtests.svg import Chart, Series
 BINS = 40
 """Along the time axis, at most; a bin is a second or more."""
 MAX_DOTS = 1500
+LEAST_MS = 0.01
+"""Where shorter times are drawn: a logarithmic axis has no 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ def _throughput_against_latency(found: Findings) -> Chart:
     for colour, (name, of) in enumerate((("TTFT", "ttft"), ("ITL", "itl"))):
         for share, kind in (("p50", "line"), ("p99", "line")):
             rows = [
-                (part.tokens_per_s, getattr(part.times[of], share) * 1000, part.label)
+                (part.tokens_per_s, max(getattr(part.times[of], share) * 1000, LEAST_MS), part.label)
                 for part in parts
                 if of in part.times and part.tokens_per_s > 0
             ]
@@ -116,15 +118,14 @@ def _over_time(
     for middle, values in zip(axis.middles(), bins, strict=True):
         for share, line in zip((0.5, 0.9, 0.99), lines.values(), strict=True):
             if (value := percentile((v for _, v in values), share)) is not None:
-                line.append((middle, value * 1000))
+                line.append((middle, max(value * 1000, LEAST_MS)))
     chart.series.append(Series("each", _in_ms(dots), kind="points", colour=6))
     chart.series += [Series(share, line, colour=number) for number, (share, line) in enumerate(lines.items())]
     return chart
 
 
 def _in_ms(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """A gap of 0 is drawn at a hundredth of a millisecond: a logarithmic axis has no 0."""
-    return [(at, max(value * 1000, 0.01)) for at, value in points]
+    return [(at, max(value * 1000, LEAST_MS)) for at, value in points]
 
 
 def _distribution(found: Findings) -> Chart:
@@ -134,8 +135,8 @@ def _distribution(found: Findings) -> Chart:
     ttft = [record.ttft for record in found.counted if record.ttft is not None]
     gaps = [gap for record in found.counted for gap in record.gaps]
     chart.series = [
-        Series("TTFT", [(max(value * 1000, 0.01), share) for value, share in cumulative(ttft)], colour=0),
-        Series("ITL", [(max(value * 1000, 0.01), share) for value, share in cumulative(gaps)], colour=2),
+        Series("TTFT", [(max(value * 1000, LEAST_MS), share) for value, share in cumulative(ttft)], colour=0),
+        Series("ITL", [(max(value * 1000, LEAST_MS), share) for value, share in cumulative(gaps)], colour=2),
     ]
     return chart
 

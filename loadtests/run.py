@@ -13,7 +13,7 @@ from pathlib import Path
 from loadtests.findings import look_at
 from loadtests.report import Report, write_report
 from loadtests.run_folder import read_run
-from loadtests.target import PREFIX, TargetError
+from loadtests.target import PREFIX, TargetError, find_target
 from loadtests.workload import Workload
 
 LOCUSTFILE = Path(__file__).parent / "locustfile.py"
@@ -37,6 +37,9 @@ def run_workload(name: str, workload: Workload, options: Options) -> Report:
 
     Raises: TargetError when locust ends without having run it; ValueError when nothing was measured.
     """
+    find_target(
+        options.host, {**os.environ, **options.environment}
+    )  # else every user would find out by himself
     environment = dict(options.environment)
     if workload.arrival.capacity is not None and PREFIX + "RATE" not in environment:
         capacity = _measured_capacity(name, workload, options)

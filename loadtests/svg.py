@@ -12,7 +12,7 @@ from html import escape
 from typing import Literal
 
 WIDTH, HEIGHT = 560, 270
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 44
+LEFT, RIGHT, TOP, BOTTOM = 76, 24, 14, 44
 Point = tuple[float, float]
 
 

@@ -87,7 +87,10 @@ def workload_asked_for() -> Workload:
 
 def get_json(host: str, path: str, headers: Mapping[str, str], *, timeout_s: float = 10) -> Any:
     """Raises: TargetError unless the answer is 200 with JSON."""
-    connection = Connection(host, timeout_s=timeout_s)
+    try:
+        connection = Connection(host, timeout_s=timeout_s)
+    except ValueError as error:
+        raise TargetError(str(error)) from None
     try:
         reply = connection.send("GET", path, body=None, headers=headers)
         body = reply.read()
@@ -108,17 +111,16 @@ def get_json(host: str, path: str, headers: Mapping[str, str], *, timeout_s: flo
         raise TargetError(f"{host}{path} answers no JSON: {body[:200]!r}") from None
 
 
-def find_target(host: str) -> Target:
+def find_target(host: str, environment: Mapping[str, str] | None = None) -> Target:
     """Look at what the service lists and choose what was not chosen. Raises: TargetError."""
-    token = setting("TOKEN")
-    target = Target(
-        host=host.rstrip("/"), model="", token=token, over_limit_token=setting("OVER_LIMIT_TOKEN") or token
-    )
+    token = setting("TOKEN", environment)
+    over_limit_token = setting("OVER_LIMIT_TOKEN", environment) or token
+    target = Target(host=host.rstrip("/"), model="", token=token, over_limit_token=over_limit_token)
     try:
         models = check_model_list(get_json(target.host, "/v1/models", target.headers()))
     except Violation as violation:
         raise TargetError(f"{host}/v1/models: {violation.detail}") from None
-    wanted, vectors = setting("MODEL"), setting("EMBEDDING_MODEL")
+    wanted, vectors = setting("MODEL", environment), setting("EMBEDDING_MODEL", environment)
     model = wanted or _first(models, "chat")
     if model is None:
         raise TargetError(f"{host}/v1/models lists no model that chats; name one as LOADTESTS_MODEL")

@@ -105,13 +105,19 @@ class Workload:
         return next((user for user in self.users if user.kind == kind), None)
 
     def lasting(self, duration_s: float) -> Workload:
-        """The same for another time: warm-up or steps in proportion. Raises: WorkloadError."""
+        """The same for another time: warm-up, steps and the measuring of a capacity in proportion.
+
+        Raises: WorkloadError.
+        """
         if duration_s <= 0:
             raise WorkloadError(f"a duration of {duration_s:g} s is not above 0")
         share = duration_s / self.duration_s
         arrival = self.arrival
         if arrival.kind == "ramp":
             arrival = replace(arrival, step_s=arrival.step_s * share, settle_s=arrival.settle_s * share)
+        if arrival.capacity is not None:
+            probe_s = arrival.capacity.probe_s * min(1.0, share)
+            arrival = replace(arrival, capacity=replace(arrival.capacity, probe_s=probe_s))
         return replace(
             self, duration_s=duration_s, warmup_s=min(self.warmup_s, self.warmup_s * share), arrival=arrival
         )

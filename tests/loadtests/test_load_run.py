@@ -116,9 +116,10 @@ def test_mistakes_on_the_command_line_are_told_without_a_traceback(
     assert main(["run", "no-such-workload"]) == 2
     assert main(["run", "steady-chat", "--duration", "-5"]) == 2
     assert main(["report", "/nowhere"]) == 2
+    assert main(["run", "steady-chat", "--host", "localhost:14011"]) == 2
 
     errors = capsys.readouterr().err.splitlines()
-    assert [line.startswith("error: ") for line in errors] == [True] * 3
+    assert [line.startswith("error: ") for line in errors] == [True] * 4
 
 
 def test_list_names_every_workload_with_its_question(capsys: pytest.CaptureFixture[str]) -> None:
