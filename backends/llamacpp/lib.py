@@ -11,6 +11,7 @@ import ctypes
 import functools
 import logging
 import threading
+from pathlib import Path
 from typing import Any
 
 log = logging.getLogger("llm.llamacpp")
@@ -59,5 +60,13 @@ def llama() -> Any:
 
     engine_log.callback = library.llama_log_callback(engine_log.write)
     library.llama_log_set(engine_log.callback, ctypes.c_void_p(0))
+    _load_cpu_library(library, Path(library.__file__).parent / "lib")
     library.llama_backend_init()
     return library
+
+
+def _load_cpu_library(library: Any, folder: Path) -> None:
+    """A build for any x86-64 CPU has one library per generation beside libllama; llama.cpp takes the best one that this
+    CPU runs, but only when asked to, and it would look in the folder of the Python that runs us."""
+    if any(folder.glob("libggml-cpu-*")):
+        library._lib.ggml_backend_load_all_from_path(bytes(folder))
