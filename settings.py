@@ -12,6 +12,7 @@ What wins is written once, in docs/configuration.md, whose tables `python settin
 from __future__ import annotations
 
 import difflib
+import functools
 import ipaddress
 import json
 import logging
@@ -306,6 +307,8 @@ class Settings(BaseSettings):
         BeforeValidator(lambda value: value.strip().upper() if isinstance(value, str) else value),
     ] = _knob("INFO", "DEBUG, INFO, WARNING or ERROR")
     """Least severe messages that are logged."""
+    log_format: Literal["text", "json"] = _knob("text", "text or json")
+    """How each log line is written; the line of a finished request is always JSON."""
     strict_env: bool = _knob(False, "true or false")
     """Whether an unknown `LLM_…` variable stops the start instead of being warned about."""
 
@@ -638,8 +641,10 @@ def environment() -> MutableMapping[str, str]:
     return os.environ
 
 
+@functools.cache
 def is_in_container() -> bool:
-    """Whether BentoML's image runs us; there the port is published on purpose."""
+    """Whether BentoML's image runs us; there the port is published on purpose. Looked up once: the variable is taken
+    away afterwards (supervision.py)."""
     return "BENTOML_CONTAINERIZED" in os.environ
 
 
