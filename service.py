@@ -28,6 +28,8 @@ from backends.pool import Limits
 from backends.registry import FEATURES, create_backend, create_remote_backend
 from backends.runner import OfferingClient, RunnerClient, create_runner_app
 from backends.termination import Termination
+from image import image
+from json_log import log_as_json
 from models.card import BackendKind
 from models.catalogue import Catalogue, CatalogueError
 from openai_compat.access_log import open_access_log
@@ -43,6 +45,7 @@ from preflight import (
     make_instance_dir,
 )
 from settings import Args, SettingsError, environment, is_in_container, load_settings
+from supervision import keep_processes_alive
 
 PORT: Final = 14011
 LOCAL_KINDS: Final[tuple[BackendKind, ...]] = ("llamacpp", "vllm", "litellm", "fake")
@@ -63,13 +66,19 @@ def _serve_command() -> click.Context | None:
     return context if context is not None and context.info_name in ("serve", "start-http-server") else None
 
 
+def _is_build() -> bool:
+    """Whether `bentoml build` imports us: a Bento has to list every runner that it may be asked to start."""
+    context = click.get_current_context(silent=True)
+    return context is not None and context.info_name == "build"
+
+
 try:
     args = bentoml.use_arguments(Args)
     settings = load_settings(args)
     catalogue = Catalogue.load(
         settings.catalogue, model_dirs=settings.model_dirs, hub_allow=settings.hub_allow
     )
-    kinds = settings.backends_to_serve(args)
+    kinds = LOCAL_KINDS if _is_build() else settings.backends_to_serve(args)
     # Without a token only this machine may call, unless the operator names an address; a container's port is
     # published on purpose.
     is_open = settings.needs_token or is_in_container()
@@ -80,10 +89,13 @@ try:
         _host, _port = _command.params.get("host") or host, _command.params.get("port") or PORT
         check_runner_is_guarded(settings, str(_command.params.get("bento", "")), _host)
         check_port_is_free(_host, _port)
+        keep_processes_alive(environment())
         atexit.register(partial(shutil.rmtree, make_instance_dir(os.getpid()), ignore_errors=True))
 except (SettingsError, CatalogueError) as _error:
     _stop(str(_error))
 
+if settings.log_format == "json":
+    log_as_json()
 for _package in ("llm", "models", "backends"):
     logging.getLogger(_package).setLevel(settings.log_level)
 # uvicorn would believe X-Forwarded-For from any peer on this machine; LLM_TRUSTED_PROXIES decides instead.
@@ -294,6 +306,7 @@ class _Front:
     http={"port": PORT, "host": host},
     # The parent's /readyz would ask the runners and hang while one loads; `__is_ready__` answers in time.
     runner_probe={"enabled": False, "timeout": 1, "period": 10},
+    image=image,
     **args.gateway.bento(),
 )
 @bentoml.asgi_app(gateway_app, path="/")
