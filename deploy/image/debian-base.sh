@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Makes a base image of Debian's own Python where no registry can be reached: debian-base.sh NAME:TAG. Needs root and
+# debootstrap. `make image` calls it when python:3.11-slim-bookworm is neither here nor to be had.
+#
+# The host's certificates go in, and where pip and uv find them: whoever has no registry often has a proxy of its own.
+set -euo pipefail
+name=$1
+here=$(dirname "$0")
+root=$(mktemp -d)
+trap 'rm -rf "$root"' EXIT
+
+echo "== $name: Debian 12 by debootstrap" >&2
+packages=ca-certificates,python3,python3-venv,python3-pip,libgomp1
+${EATMYDATA:-} debootstrap --variant=minbase --include="$packages" bookworm "$root" ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"} >"$root.log" || {
+    tail -20 "$root.log" >&2
+    exit 1
+}
+rm -f "$root.log"
+# BentoML installs uv with pip into the system's Python, which Debian forbids by this file.
+rm -f "$root"/usr/lib/python3*/EXTERNALLY-MANAGED
+ln -sf python3 "$root/usr/bin/python"
+rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/var/log/* \
+    "$root"/usr/share/{doc,man,info,locale,lintian}/*
+cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
+certificates=/etc/ssl/certs/ca-certificates.crt
+tar -C "$root" -c . | docker import \
+    -c "ENV PIP_CERT=$certificates SSL_CERT_FILE=$certificates UV_SYSTEM_CERTS=1 PIP_DISABLE_PIP_VERSION_CHECK=1" \
+    -c 'CMD ["python3"]' - "$name"
