@@ -18,6 +18,7 @@ from bench.control import CONTROL
 from bench.echo import ECHO
 from bench.embeddings import EMBEDDINGS
 from bench.litellm_proxy import LITELLM
+from bench.litellm_soak import LITELLM_SOAK
 from bench.load import LoadFailed
 from bench.machine import FIFO_WARNING, machine, take_niceness, take_priority, versions
 from bench.measurement import Measurement, Setup
@@ -44,6 +45,7 @@ MEASUREMENTS = {
         PASSTHROUGH,
         VLLM,
         LITELLM,
+        LITELLM_SOAK,
         EMBEDDINGS,
     )
 }
