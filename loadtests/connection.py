@@ -91,12 +91,16 @@ class Connection:
                 self.close()
                 return self._try_send(method, path, body, headers)
         except _BROKEN as error:
-            kind = "connect" if self._http.sock is None else "reset"
             self.close()
-            raise _failed(error, kind=kind) from error
+            raise _failed(error, kind="reset") from error
 
     def _try_send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Reply:
         sent = time.perf_counter()
+        if self._http.sock is None:
+            try:
+                self._http.connect()
+            except OSError as error:
+                raise _failed(error, kind="connect") from error
         self._http.request(method, self._prefix + path, body=body, headers=dict(headers))
         self._pending = self._http.getresponse()
         return Reply(self, self._pending, sent, time.perf_counter())

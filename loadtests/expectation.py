@@ -36,8 +36,9 @@ COUNTS = (
 )
 """Sums. `gaps_at_once`: pieces that arrived together with the one before; `later_turns`: all but the first of each
 conversation."""
+RATES = ("ok_per_s", "good_per_s")
+"""Per second of what counts."""
 OF_THE_RUN = (
-    "ok_per_s",
     "capacity_per_s",
     "running_after",
     "first_half.pieces",
@@ -103,7 +104,7 @@ def is_measure(name: str, users: Sequence[str]) -> bool:
     if user not in users:
         rest = name
     time, _, value = rest.partition(".")
-    return rest in COUNTS or (time in TIMES and value in OF_TIMES)
+    return rest in COUNTS or rest in RATES or (time in TIMES and value in OF_TIMES)
 
 
 def read_expectations(section: Section, users: Sequence[str]) -> tuple[Expectation, ...]:
@@ -119,7 +120,7 @@ def read_expectations(section: Section, users: Sequence[str]) -> tuple[Expectati
             names["over"] = entry.text("over")
         for key, name in names.items():
             if not is_measure(name, users):
-                times, counts = "|".join(TIMES), "|".join(COUNTS)
+                times, counts = "|".join(TIMES), "|".join(COUNTS + RATES)
                 forms = f"[USER.]({times}).({'|'.join(OF_TIMES)}), [USER.]({counts}), {', '.join(OF_THE_RUN)}"
                 raise entry.error(key, f"there is no measure {name!r}; known: {forms}")
         expectation = Expectation(

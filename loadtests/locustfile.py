@@ -138,9 +138,8 @@ class Session:
         gevent.killall(self._greenlets)
         if not self.decides:
             return
-        end = min(time.time(), self.begin + WORKLOAD.duration_s)
         self.facts |= {
-            "end": self.facts.get("end", end),
+            "end": self.facts.get("end", time.time()),
             "lag_p99_s": percentile(self.lags, 0.99),
             "not_served": self.not_served,
             "running_after": running_requests(self.target, patience_s=5.0),
@@ -421,6 +420,13 @@ def _on_start(environment: Environment, **_: Any) -> None:
             environment.runner.quit()
 
 
+@events.test_stopping.add_listener
+def _on_stopping(**_: Any) -> None:
+    """From here on requests only end: it is no load any more. A ramp has said so itself."""
+    if _sessions and session().decides:
+        session().facts.setdefault("end", time.time())
+
+
 @events.test_stop.add_listener
 def _on_stop(environment: Environment, **_: Any) -> None:
     if not _sessions:
@@ -430,7 +436,10 @@ def _on_stop(environment: Environment, **_: Any) -> None:
     if running.decides and environment.web_ui is not None:
         from loadtests.report import write_report
 
-        logger.info("report: %s", write_report(running.folder).html)
+        try:
+            logger.info("report: %s", write_report(running.folder).html)
+        except ValueError as error:
+            logger.warning("no report: %s", error)
 
 
 @events.report_to_master.add_listener

@@ -86,10 +86,10 @@ def measures(
 ) -> dict[str, float]:
     """Every measure that exists, by the name that expectations use. `of_the_run` is what records do not hold."""
     counted = started_in(records, window)
-    found = {**_of(counted, workload.bounds, ""), **of_the_run}
+    found = {**_of(counted, workload.bounds, window, ""), **of_the_run}
     for kind in {record.user for record in counted}:
-        found |= _of([record for record in counted if record.user == kind], workload.bounds, f"{kind}.")
-    found["ok_per_s"] = found["ok"] / window.seconds
+        of_kind = [record for record in counted if record.user == kind]
+        found |= _of(of_kind, workload.bounds, window, f"{kind}.")
     middle = (window.begin + window.end) / 2
     pieces = [at for record in records for at in record.piece_times()]
     found["first_half.pieces"] = sum(window.begin <= at < middle for at in pieces)
@@ -97,8 +97,10 @@ def measures(
     return found
 
 
-def _of(records: Sequence[Record], bounds: Bounds, prefix: str) -> dict[str, float]:
+def _of(records: Sequence[Record], bounds: Bounds, window: Window, prefix: str) -> dict[str, float]:
     found: dict[str, float] = {prefix + name: value for name, value in counts(records, bounds).items()}
+    for name in ("ok", "good"):
+        found[f"{prefix}{name}_per_s"] = found[prefix + name] / window.seconds
     for name, values in distributions(records).items():
         for item in fields(Summary):
             found[f"{prefix}{name}.{item.name}"] = getattr(values, item.name)

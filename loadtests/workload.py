@@ -33,6 +33,9 @@ USERS = {
 }
 """The kinds of users that a workload may mix."""
 
+COMPLETIONS = ("chat_stream", "chat", "completion", "completion_stream", "conversation")
+"""Those who keep the model busy until it has answered."""
+
 FORBIDDEN = ("model", "messages", "prompt", "input", "stream", "stream_options", "max_tokens", "n")
 """What the workload decides itself, and `request` may not."""
 
@@ -127,13 +130,18 @@ class Workload:
         return replace(self, arrival=replace(self.arrival, rate=rate))
 
     def probe(self) -> Workload:
-        """The closed loop that measures the capacity. Raises: WorkloadError where none is to be measured."""
+        """The closed loop that measures the capacity, of completions where there are any: nothing else is as slow.
+
+        Raises: WorkloadError where none is to be measured.
+        """
         capacity = self.arrival.capacity
         if capacity is None:
             raise WorkloadError(f"{self.name} asks for no capacity to be measured")
+        completing = tuple(user for user in self.users if user.kind in COMPLETIONS)
         return replace(
             self,
             name=self.name + PROBE_SUFFIX,
+            users=completing or self.users,
             arrival=Arrival(kind="closed", users=capacity.probe_users),
             duration_s=capacity.probe_s,
             warmup_s=capacity.probe_s / 4,

@@ -41,7 +41,7 @@ def test_every_measure_that_a_run_has_can_be_expected() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "ttft", "ttft.p98", "chat", "nobody.failed", "failed.p50", "chat.ok_per_s"]
+    "name", ["", "ttft", "ttft.p98", "chat", "nobody.failed", "failed.p50", "chat.capacity_per_s"]
 )
 def test_what_is_no_measure_is_known_before_the_run(name: str) -> None:
     assert not is_measure(name, tuple(USERS))

@@ -174,6 +174,6 @@ def test_measures_are_named_for_all_and_for_each_kind() -> None:
     assert (found["requests"], found["failed"], found["chat.failed"], found["chat_stream.ok"]) == (3, 1, 1, 2)
     assert found["chat_stream.ttft.p50"] == pytest.approx(0.4)
     assert found["itl.n"] == 4
-    assert (found["ok_per_s"], found["running_after"]) == (0.2, 0.0)
+    assert (found["ok_per_s"], found["chat.ok_per_s"], found["running_after"]) == (0.2, 0.0, 0.0)
     assert (found["first_half.pieces"], found["second_half.pieces"]) == (3, 3)
     assert "chat.ttft.p50" not in found

@@ -181,6 +181,7 @@ def test_capacity_is_probed_in_a_closed_loop_and_then_known() -> None:
     workload = parse(arrival=arrival)
 
     assert (workload.probe().arrival.kind, workload.probe().arrival.users) == ("closed", 8)
+    assert [user.kind for user in workload.probe().users] == ["chat_stream"]
     assert workload.at_rate(6.0).arrival.rate_per_source == 1.5
     with pytest.raises(ValueError, match="capacity was not measured"):
         _ = workload.arrival.rate_per_source
