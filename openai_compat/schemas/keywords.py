@@ -32,18 +32,39 @@ def _reference(value: object, root: Any) -> str | None:
         return "it should be a string"
     if not value.startswith("#"):
         return "a schema may refer only to its own parts, by '#…'"
-    if root is None or not value.startswith("#/"):
-        return None  # the root itself, or an anchor
+    if root is None:
+        return None
+    found = _target(value, root)
+    if found is _NOWHERE:
+        return f"{value[:64]!r} leads nowhere"
+    if not _is_schema(found):
+        return f"{value[:64]!r} leads to something that is no schema"
+    passed = {value}
+    while isinstance(found, Mapping) and isinstance(further := found.get("$ref"), str):
+        if further in passed:
+            return f"{value[:64]!r} leads to nothing but references"
+        passed.add(further)
+        found = _target(further, root)
+    return None
+
+
+_NOWHERE: Final = object()
+
+
+def _target(reference: str, root: Any) -> object:
+    """What a reference to a part of `root` means; True, which takes anything, for an anchor."""
+    if reference != "#" and not reference.startswith("#/"):
+        return True
     found = root
-    for part in unquote(value[2:]).split("/"):
+    for part in unquote(reference[2:]).split("/") if len(reference) > 1 else ():
         name = part.replace("~1", "/").replace("~0", "~")
         if isinstance(found, Mapping) and name in found:
             found = found[name]
         elif isinstance(found, list) and name.isascii() and name.isdigit() and int(name) < len(found):
             found = found[int(name)]
         else:
-            return f"{value[:64]!r} leads nowhere"
-    return None if _is_schema(found) else f"{value[:64]!r} leads to something that is no schema"
+            return _NOWHERE
+    return found
 
 
 def _is_schema(value: object) -> bool:

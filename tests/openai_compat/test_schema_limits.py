@@ -147,7 +147,7 @@ def test_what_is_no_schema_is_refused_by_the_keyword(schema: dict[str, Any], whe
     "schema",
     [
         {"type": ["string", "null"], "items": [{}], "minItems": 2.0, "not": True, "format": "date"},
-        {"$ref": "#"},
+        {"properties": {"a": {"$ref": "#"}}},
         {"$ref": "#anchor"},
         {"$ref": "#/allOf/0", "allOf": [{}]},
         {"$ref": "#/$defs/a~1b%20c", "$defs": {"a/b c": True}},
@@ -362,3 +362,27 @@ def test_any_text_has_a_size(pattern: str) -> None:
 
     assert size >= 0
     assert nesting <= pattern.count("(")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        {"properties": {"x": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"$ref": "#/$defs/a"}}},
+    ],
+)
+def test_references_that_lead_to_nothing_but_references_are_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidGrammar, match="nothing but references"):
+        check(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"child": {"$ref": "#"}}},
+        {"$ref": "#/$defs/node", "$defs": {"node": {"properties": {"next": {"$ref": "#"}}}}},
+    ],
+)
+def test_a_schema_that_contains_itself_is_allowed(schema: dict[str, Any]) -> None:
+    check(schema)
