@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -17,11 +18,11 @@ from loadtests.tables import headline, short
 from loadtests.target import PREFIX, TargetError, number_setting
 from loadtests.workload import Workload, available, load_workload
 
-EXIT_UNMET, EXIT_UNUSABLE = 1, 2
+EXIT_UNMET, EXIT_UNUSABLE, EXIT_INTERRUPTED = 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: every expectation holds. 1: one does not. 2: it could not be run."""
+    """0: every expectation holds. 1: one does not. 2: it could not be run. 130: it was interrupted."""
     options = _parser().parse_args(arguments)
     try:
         code: int = options.act(options)
@@ -31,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"error: no report could be made: {error}", file=sys.stderr)
         return EXIT_UNUSABLE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     return code
 
 
@@ -118,6 +121,8 @@ def tell(report: Report) -> int:
         mark = "ok  " if verdict.holds else "FAIL"
         print(f"  {mark} {verdict.expectation.text}: {value}")
     print(f"report: {report.html}", flush=True)
+    if report.is_interrupted:
+        return EXIT_INTERRUPTED
     return 0 if found.holds else EXIT_UNMET
 
 
@@ -131,4 +136,5 @@ def _report(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this ends what it has started
     sys.exit(main())

@@ -21,6 +21,7 @@ class Report:
     markdown: Path
     html: Path
     findings: Findings
+    is_interrupted: bool = False
 
 
 def write_report(folder: Path) -> Report:

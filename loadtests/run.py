@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loadtests.findings import look_at
@@ -35,6 +35,8 @@ class Options:
 def run_workload(name: str, workload: Workload, options: Options) -> Report:
     """Load the service and report. Measures a capacity first where the workload asks for one.
 
+    An interrupt ends the load, and what came until then is reported.
+
     Raises: TargetError when locust ends without having run it; ValueError when nothing was measured.
     """
     find_target(
@@ -49,15 +51,16 @@ def run_workload(name: str, workload: Workload, options: Options) -> Report:
             f"capacity: {capacity:.2f} answers/s; the load is {environment[PREFIX + 'RATE']} requests/s",
             flush=True,
         )
-    _run_locust(name, workload, options, environment, options.out)
-    return write_report(options.out)
+    is_interrupted = _run_locust(name, workload, options, environment, options.out)
+    return replace(write_report(options.out), is_interrupted=is_interrupted)
 
 
 def _measured_capacity(name: str, workload: Workload, options: Options) -> float:
     probe = workload.probe()
     print(f"measuring the capacity: {probe.arrival.text}, {probe.duration_s:g} s", flush=True)
     folder = options.out / "probe"
-    _run_locust(name, probe, options, {**options.environment, PREFIX + "PROBE": "1"}, folder)
+    if _run_locust(name, probe, options, {**options.environment, PREFIX + "PROBE": "1"}, folder):
+        raise KeyboardInterrupt
     found = look_at(read_run(folder))
     capacity = found.totals["ok"] / found.window.seconds
     if not capacity:
@@ -67,7 +70,8 @@ def _measured_capacity(name: str, workload: Workload, options: Options) -> float
 
 def _run_locust(
     name: str, workload: Workload, options: Options, environment: Mapping[str, str], folder: Path
-) -> None:
+) -> bool:
+    """Whether it was interrupted. Raises: TargetError."""
     folder.mkdir(parents=True, exist_ok=True)
     arrival = workload.arrival
     command = [
@@ -88,17 +92,22 @@ def _run_locust(
         PREFIX + "OUT": str(folder),
         PREFIX + "QUIET": "1",
     }
-    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+    # A session of its own: a Ctrl-C reaches locust once, from here, and not a second time while it ends.
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+    is_interrupted = False
     try:
-        code = process.wait(workload.duration_s + workload.timeout_s + SPARE_S)
+        try:
+            code = process.wait(workload.duration_s + workload.timeout_s + SPARE_S)
+        except KeyboardInterrupt:
+            is_interrupted = True
+            process.terminate()
+            code = process.wait(SPARE_S)
     except subprocess.TimeoutExpired:
         raise TargetError("locust did not end") from None
-    except KeyboardInterrupt:
-        process.send_signal(signal.SIGINT)
-        code = process.wait(SPARE_S)
     finally:
         if process.poll() is None:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    if code:
+    if code and not is_interrupted:
         raise TargetError(f"locust ended with {code}")
+    return is_interrupted

@@ -44,6 +44,8 @@ def smoke(*, python: str, out: Path) -> list[Report]:
             print(f"\n== {name}", flush=True)
             options = Options(host=host, out=out / name, environment=environment)
             reports.append(run_workload(name, load_workload(name), options))
+            if reports[-1].is_interrupted:
+                break
     return reports
 
 

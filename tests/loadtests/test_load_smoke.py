@@ -100,7 +100,8 @@ def test_service_that_is_not_there_is_told(tmp_path: Path) -> None:
     assert "is the service running?" in told.stderr + told.stdout
 
 
-def test_interrupted_run_still_makes_its_report(host: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_run_still_makes_its_report(host: str, tmp_path: Path, how: signal.Signals) -> None:
     command = [
         str(PYTHON),
         "-m",
@@ -121,7 +122,8 @@ def test_interrupted_run_still_makes_its_report(host: str, tmp_path: Path) -> No
         for line in process.stdout:
             if line.startswith("00:05/"):
                 break
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, how)
         process.stdout.read()
 
+    assert process.returncode == 130
     assert (tmp_path / "report.html").exists()
