@@ -22,13 +22,13 @@ from backends.errors import (
 )
 from backends.litellm import embedding, providers, sdk, transport, usage
 from backends.litellm.call import Call, Road
+from backends.litellm.chat import Chat
 from backends.litellm.deployment import Deployment, Deployments
 from backends.litellm.errors import Translator
 from backends.litellm.offers import offered_models
 from backends.litellm.parameters import plan
 from backends.litellm.patience import Cooldowns, Patience
 from backends.litellm.run import Run
-from backends.litellm.shortcut import Shortcut
 from backends.types import (
     BackendHealth,
     EventBatch,
@@ -90,7 +90,7 @@ class LiteLLMBackend(Backend):
         self._pool = transport.Pool(self._sdk)
         self._road = Road(
             sdk=self._sdk,
-            shortcut=Shortcut(self._sdk),
+            chat=Chat(self._sdk, self._environ),
             internal=sdk.internal_calls(),
             translator=Translator(providers.secrets_in(self._environ)),
             cooldowns=self._cooldowns,

@@ -16,11 +16,11 @@ from backends.errors import (
 )
 from backends.litellm import patience as waits
 from backends.litellm import transport, usage
+from backends.litellm.chat import Chat
 from backends.litellm.choice import Choice
 from backends.litellm.deployment import Deployment
 from backends.litellm.errors import Translator
 from backends.litellm.parameters import Part, Plan
-from backends.litellm.shortcut import Shortcut
 from backends.litellm.transport import Connection
 from backends.litellm.usage import Tokens
 from backends.types import EventBatch, Prompt
@@ -40,7 +40,7 @@ class Road:
     """What all calls of a process share."""
 
     sdk: Any
-    shortcut: Shortcut
+    chat: Chat
     internal: Any
     translator: Translator
     cooldowns: waits.Cooldowns
@@ -152,24 +152,19 @@ class Call:
             await self._take(await self._answer(arguments), (index,))
 
     async def _answer(self, arguments: Mapping[str, Any]) -> Any:
-        call: Callable[..., Awaitable[Any]]
+        every = {
+            "model": self._deployment.model,
+            "custom_llm_provider": self._deployment.provider,
+            # Part of the key of LiteLLM's cache of clients: a time-out per request would make a client per request.
+            "timeout": self._road.patience.request_timeout_s,
+            "max_retries": 0,
+            "num_retries": 0,
+            **arguments,
+        }
         if self._part.is_text:
-            call = self._road.sdk.atext_completion
-        elif self._road.shortcut.leads_to(self._deployment, arguments):
-            call = self._road.shortcut.acompletion
+            answer = await self._within(self._road.sdk.atext_completion(**every))
         else:
-            call = self._road.sdk.acompletion
-        answer = await self._within(
-            call(
-                model=self._deployment.model,
-                custom_llm_provider=self._deployment.provider,
-                # Part of the key of LiteLLM's cache of clients: a time-out per request would make a client per request.
-                timeout=self._road.patience.request_timeout_s,
-                max_retries=0,
-                num_retries=0,
-                **arguments,
-            )
-        )
+            answer = await self._within(self._road.chat.acompletion(self._deployment, every))
         if self._connection.content_type in _NO_ANSWER:
             raise UpstreamError(f"The provider {self._deployment.provider!r} answered with a page")
         return answer

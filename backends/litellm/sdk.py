@@ -18,8 +18,6 @@ _BEFORE_IMPORT: Final = {
     "LITELLM_LOG": "CRITICAL",
     # Its native road opens connections that are not ours to close.
     "LITELLM_RUST": "False",
-    # OpenAI's format over the client that it uses for everybody else, not over OpenAI's SDK: half the cost of a call.
-    "EXPERIMENTAL_OPENAI_BASE_LLM_HTTP_HANDLER": "True",
 }
 _LOGGERS: Final = ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy")
 _CHATTY: Final = ("httpx", "httpx2", "httpcore", "openai", "anthropic")
