@@ -45,7 +45,7 @@ from preflight import (
     make_instance_dir,
 )
 from settings import Args, SettingsError, environment, is_in_container, load_settings
-from supervision import keep_processes_alive
+from supervision import end_with_supervisor, keep_processes_alive
 
 PORT: Final = 14011
 LOCAL_KINDS: Final[tuple[BackendKind, ...]] = ("llamacpp", "vllm", "litellm", "fake")
@@ -107,8 +107,9 @@ _runner_http = {"port": PORT, "host": "0.0.0.0" if _runner_token else "127.0.0.1
 
 
 def _settle() -> None:
-    """What was made while starting stays for good; the collector need not look at it again (a full collection takes
-    50 ms and holds the interpreter, and so the engine's next step)."""
+    """The end of a process's start. What was made until now stays for good; the collector need not look at it again (a
+    full collection takes 50 ms and holds the interpreter, and so the engine's next step)."""
+    end_with_supervisor()
     gc.collect()
     gc.freeze()
 

@@ -1,9 +1,12 @@
-"""A runner that is killed is replaced soon, in a container as elsewhere, and the gateway stays."""
+"""A runner that is killed is replaced soon, in a container as elsewhere, and the gateway stays. A supervisor that is
+killed takes its processes along."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
+import sys
 import time
 
 import httpx
@@ -39,3 +42,18 @@ def test_a_killed_runner_is_back_within_ten_seconds(start: Start, environment: d
     assert back_s < 10
     assert _worker(supervisor, "Gateway") == gateway
     assert _worker(supervisor, "FakeRunner") != runner
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
+def test_the_processes_of_a_killed_supervisor_end_and_leave_the_port(start: Start) -> None:
+    service = start(LLM_DEFAULT_BACKEND="fake")
+    processes = psutil.Process(service.process.pid).children(recursive=True)
+
+    os.kill(service.process.pid, signal.SIGKILL)
+    _, alive = psutil.wait_procs(processes, timeout=20)
+
+    assert len(processes) >= 2
+    assert alive == []
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", httpx.URL(service.base_url).port or 0))
