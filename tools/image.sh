@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Builds the Bento and the image from it. Called by `make image` and `make image-gpu`, below tools/with_docker.sh.
 #
-#   tools/image.sh BENTOFILE NAME:TAG DEFAULT_BACKEND
+#   tools/image.sh BENTOFILE NAME:TAG
 #
 #   BASE=name     the base image; unset: the one in the bentofile, or a Debian base made here where that cannot be pulled
 #   BENTOML=path  the bentoml to use
-#   BUILD_OPTS    more options for `docker build`, for both steps
+#   BUILD_OPTS    more options for the second step's `docker build`; CONTAINERIZE_OPTS for the first's `bentoml containerize`
 set -euo pipefail
 cd "$(dirname "$0")/.."
-bentofile=$1 name=$2 default_backend=$3
+bentofile=$1 name=$2
 say() { echo "== $*" >&2; }
 
 # The image runs any x86-64 CPU's own kernels; BuildKit is a package of its own on Debian and is not needed.
@@ -34,6 +34,8 @@ say "Bento $tag"
 trap '"${BENTOML:-bentoml}" delete --yes "$tag" >/dev/null' EXIT
 # shellcheck disable=SC2086  # BUILD_OPTS is a list of words
 "${BENTOML:-bentoml}" containerize "$tag" --image-tag "$name-bento" --opt network=host ${CONTAINERIZE_OPTS:-}
+default_backend=$(docker image inspect --format '{{range .Config.Env}}{{println .}}{{end}}' "$name-bento" |
+    sed -n 's/^LLM_DEFAULT_BACKEND=//p')
 # shellcheck disable=SC2086
 docker build --quiet --network=host ${BUILD_OPTS:-} --tag "$name" --file deploy/image/Dockerfile \
     --build-arg BENTO_IMAGE="$name-bento" --build-arg BASE_IMAGE="$BASE" \

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Builds the image and runs tests/images against it: tools/image_test.sh NAME:TAG [pytest option…]. Called by
+# `make image-test`, below tools/with_docker.sh. The tests enter the containers' network, which takes root.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+image=$1
+shift
+if [[ $(id -u) != 0 ]]; then
+    echo '!! the tests of the image need root: they enter the network of a container that has none' >&2
+    exit 77
+fi
+tools/image.sh bentofile.yaml "$image"
+TEST_IMAGE=$image "${PYTHON:-python3}" -m pytest -q -s tests/images "$@"
