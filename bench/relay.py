@@ -2,7 +2,9 @@
 
 1. Pace: an upstream that writes a chunk every few milliseconds and puts the time into it. The client reads how old each
    is on arrival, once straight from the upstream and once through the gateway; the difference of the medians is ours.
-   The time to the first chunk is taken from short streams, one after the other.
+   The time to the first chunk is taken from short streams, one after the other. A core that slept between two chunks
+   takes a while to wake, once per process on the way; so the same is done with a process of the lowest priority on each
+   core that keeps it awake, as other streams would.
 2. Flood: an upstream that writes 64 streams as fast as they are taken. The CPU of all processes of the service over the
    number of chunks that arrived; beside it an ASGI app that streams the same chunks of its own. Chunks that arrive
    together are relayed together, so the same is done at a pace at which each arrives by itself.
@@ -15,10 +17,11 @@ import asyncio
 import json
 import os
 import re
+import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from typing import Any
 
 from typing_extensions import override
@@ -166,7 +169,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 async def measure(options: argparse.Namespace, setup: Setup) -> Findings:
     errors: list[str] = []
-    pace: dict[str, list[dict[str, float | None]]] = {"direct": [], "ours": []}
+    pace: dict[str, list[dict[str, float | None]]] = {
+        "direct": [],
+        "ours": [],
+        "direct_awake": [],
+        "ours_awake": [],
+    }
     flood: dict[str, list[float]] = {"plain": [], "one": [], "two": []}
     apart: dict[str, list[float]] = {"plain": [], "one": [], "two": []}
     streamed_for: dict[str, list[float]] = {"plain": [], "one": [], "two": []}
@@ -194,16 +202,18 @@ async def measure(options: argparse.Namespace, setup: Setup) -> Findings:
         for server in (*sides.values(), source):
             await _streams(server, 8, {"chunks": 50})  # warm-up
         for turn in range(options.alternations):
-            for name in ("direct", "ours") if turn % 2 == 0 else ("ours", "direct"):
-                server = source if name == "direct" else ours["one"]
-                found, failed = await _streams(server, 1, script, stamped=True)
-                firsts = []
-                for _ in range(options.first_chunks):
-                    begun, failed_too = await _streams(server, 1, short, stamped=True)
-                    firsts.append(begun[0])
-                    failed += failed_too
-                pace[name].append(_paced(found[0], firsts))
-                errors += failed
+            for awake in ("", "_awake"):
+                with _cores_awake() if awake else nullcontext():
+                    for name in ("direct", "ours") if turn % 2 == 0 else ("ours", "direct"):
+                        server = source if name == "direct" else ours["one"]
+                        found, failed = await _streams(server, 1, script, stamped=True)
+                        firsts = []
+                        for _ in range(options.first_chunks):
+                            begun, failed_too = await _streams(server, 1, short, stamped=True)
+                            firsts.append(begun[0])
+                            failed += failed_too
+                        pace[name + awake].append(_paced(found[0], firsts))
+                        errors += failed
             for name in list(sides) if turn % 2 == 0 else list(sides)[::-1]:
                 server = sides[name]
                 await server.settle()
@@ -238,6 +248,20 @@ async def measure(options: argparse.Namespace, setup: Setup) -> Findings:
     )
 
 
+@contextmanager
+def _cores_awake() -> Iterator[None]:
+    """One process per core that does nothing, and gives way to everything."""
+    idle = "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass"
+    spinning = [subprocess.Popen([sys.executable, "-c", idle]) for _ in range(os.cpu_count() or 1)]
+    try:
+        time.sleep(0.2)
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
 async def _cpu_per_chunk(server: Server, script: Mapping[str, Any]) -> tuple[float, list[str]]:
     """CPU of all the server's processes in µs over the chunks that arrived, and what went wrong."""
     before = server.cpu_s()
@@ -258,12 +282,13 @@ def table(data: Mapping[str, Any]) -> str:
         ("lag_ms", "age of a chunk on arrival, p50, ms", 0.2),
         ("lag_p99_ms", "age of a chunk on arrival, p99, ms", None),
     ):
-        direct, ours = (spread(each[name] for each in data["pace"][side]) for side in ("direct", "ours"))
-        added = ours.median - direct.median if ours and direct else None
-        said = "–" if added is None else f"+{added:.3f}"
-        rows.append(
-            [words, shown(direct, 3), shown(ours, 3), said, verdict(added, at_most=goal) if goal else ""]
-        )
+        for awake, note in (("", ""), ("_awake", "; cores kept awake")):
+            sides = (data["pace"][side + awake] for side in ("direct", "ours"))
+            direct, ours = (spread(each[name] for each in side) for side in sides)
+            added = ours.median - direct.median if ours and direct else None
+            said = "–" if added is None else f"+{added:.3f}"
+            goals = verdict(added, at_most=goal) if goal else ""
+            rows.append([words + note, shown(direct, 3), shown(ours, 3), said, goals])
     first = markdown(["", "straight from the upstream", "through the gateway", "added", "goal"], rows)
     rows = [
         [
