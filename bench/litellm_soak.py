@@ -36,6 +36,8 @@ WINDOW_S: Final = 10.0
 """Memory is the median over so long."""
 KEEP_ALIVE_S: Final = 30.0
 """How long the runner keeps idle connections; after that, one that is open is leaked."""
+REQUEST_TIMEOUT_S: Final = 30
+BACKSTOP_S: Final = 40
 RUNNER: Final = "LiteLLMRunner"
 
 
@@ -134,6 +136,11 @@ def _ours(provider: Provider, setup: Setup) -> Server:
         "LLM_ARGS__GATEWAY__WORKERS": "1",
         "LLM_ARGS__LITELLM__WORKERS": "1",
         "LLM_ARGS__LITELLM__IDLE_TIMEOUT_S": "3",
+        # BentoML keeps a timer of each request until its own time is over, however soon the request was. With its 600 s
+        # they would be counted as growth for as long as this takes.
+        "LLM_REQUEST_TIMEOUT_S": str(REQUEST_TIMEOUT_S),
+        "LLM_ARGS__GATEWAY__TIMEOUT": str(BACKSTOP_S),
+        "LLM_ARGS__LITELLM__TIMEOUT": str(BACKSTOP_S),
     }
     return our_service(settings=settings, out=setup.out, log="service-litellm-soak", priority=setup.priority)
 
@@ -239,8 +246,9 @@ class Sizes:
         self.rows: list[tuple[float, int, int, int]] = []
 
     async def watch(self) -> None:
+        """Until it is cancelled, or the server ends."""
         begin = time.perf_counter()
-        while True:
+        while self._runner.is_running() and self._gateway.is_running():
             now = time.perf_counter() - begin
             sizes = self._runner.memory_info().rss, self._gateway.memory_info().rss, self._runner.num_fds()
             self.rows.append((now, *sizes))
@@ -307,6 +315,8 @@ async def measure(options: argparse.Namespace, setup: Setup) -> Findings:
         parameters={
             "workers": "one each: gateway, runner",
             "idle deadline of a stream": "3 s",
+            "deadline of a request": f"{REQUEST_TIMEOUT_S} s",
+            "`gateway.timeout`, `litellm.timeout`": f"{BACKSTOP_S} s",
             "names of models per fault": MODELS_PER_FAULT,
         },
         n=f"{soak.sent} requests in {took_s:.0f} s, of {len(KINDS)} kinds",
