@@ -26,7 +26,7 @@ from adaptive_batching import AdaptiveBatcher
 from backends.base import Backend
 from backends.pool import Limits
 from backends.registry import FEATURES, create_backend, create_remote_backend
-from backends.runner import OfferingClient, RunnerClient, create_runner_app
+from backends.runner import OfferingClient, RunnerClient, RunnerReplicas, create_runner_app
 from backends.termination import Termination
 from image import image
 from json_log import log_as_json
@@ -230,8 +230,12 @@ def _client(kind: BackendKind) -> Backend:
         key = settings.vllm_api_key.get_secret_value() if settings.vllm_api_key else None
         return create_remote_backend(settings.vllm_base_url, key, catalogue)
     url, features = partial(_runner_url, kind), FEATURES[kind]
+    elsewhere = args.section(kind).url
     if kind == "litellm":
         return OfferingClient(kind, url, _runner_token, catalogue=catalogue, features=features)
+    if elsewhere is not None and elsewhere.startswith("http"):
+        connect = partial(RunnerClient, kind, token=_runner_token, features=features)
+        return RunnerReplicas(kind, elsewhere, connect, features=features)
     return RunnerClient(kind, url, _runner_token, features=features)
 
 

@@ -4,5 +4,6 @@ here."""
 from backends.runner.app import create_runner_app
 from backends.runner.client import RunnerClient
 from backends.runner.offers import OfferingClient
+from backends.runner.replicas import RunnerReplicas
 
-__all__ = ["OfferingClient", "RunnerClient", "create_runner_app"]
+__all__ = ["OfferingClient", "RunnerClient", "RunnerReplicas", "create_runner_app"]
