@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from collections.abc import MutableMapping
 from functools import cache
 from typing import Any, Final
@@ -56,6 +57,8 @@ def load(environ: MutableMapping[str, str]) -> Any:
     litellm.num_retries = None
     # Its embeddings take a call's `max_retries=0` for unset.
     litellm.DEFAULT_MAX_RETRIES = 0
+    # It takes a hundred equal chunks in a row for a fault; they may be what was asked for.
+    litellm.REPEATED_STREAMING_CHUNK_LIMIT = sys.maxsize
     # It would ask the hub for a tokenizer, in the middle of the event loop, to count tokens.
     litellm.disable_hf_tokenizer_download = True
     return litellm

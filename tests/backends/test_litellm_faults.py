@@ -556,6 +556,16 @@ async def test_half_a_json_inside_a_stream_ends_it(provider: Upstream, backend: 
     assert type((await broken_stream(backend, MODELS["openai"]))[1]) is UpstreamError
 
 
+async def test_a_model_that_repeats_itself_is_heard_out(provider: Upstream, backend: LiteLLMBackend):
+    provider.answer = openai_stream(
+        *[chunk({"content": "again "}) for _ in range(250)], chunk({}, finish_reason="stop")
+    )
+
+    events = await events_of(backend, request(MODELS["openai"], CHAT, stream=True))
+
+    assert text_of(events) == "again " * 250
+
+
 async def test_a_stream_of_chunks_without_choices_is_the_upstreams_error(
     provider: Upstream, backend: LiteLLMBackend
 ):
