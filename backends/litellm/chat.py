@@ -6,8 +6,8 @@ what a call costs. On the short way `completion` gives its coroutine without a t
 reads; errors are mapped by the same function.
 
 The short way is for providers whose `completion` does nothing that blocks before it gives its coroutine (others ask a
-cloud for a token there). A conversation with tool calls goes the long way: `acompletion` cleans their ids of what
-Gemini hides in them.
+cloud for a token there). Pictures for Anthropic go the long way, since LiteLLM may fetch them; so do conversations with
+tool calls, whose ids `acompletion` cleans of what Gemini hides in them.
 
 For OpenAI itself LiteLLM can take the client that it uses for the others, which costs half of OpenAI's SDK. A variable
 of the environment says so, for all providers of that format at once; some of them have no such client, or another
@@ -108,7 +108,15 @@ def is_short(deployment: Deployment, arguments: Mapping[str, Any]) -> bool:
         return False
     if "tools" in arguments and "reasoning_effort" in arguments:
         return False
-    return not any("tool_calls" in one or "tool_call_id" in one for one in arguments["messages"])
+    messages = arguments["messages"]
+    if deployment.provider == "anthropic" and any(map(_has_media, messages)):
+        return False
+    return not any("tool_calls" in one or "tool_call_id" in one for one in messages)
+
+
+def _has_media(message: Mapping[str, Any]) -> bool:
+    content = message.get("content")
+    return isinstance(content, list) and any(part.get("type") != "text" for part in content)
 
 
 def _nothing(*_: Any, **__: Any) -> None:

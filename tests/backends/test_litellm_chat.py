@@ -35,6 +35,10 @@ MODELS = {
     "openrouter": "openrouter/meta-llama/llama-3-70b-instruct",
     "anthropic": "claude-sonnet-4-5",
 }
+PICTURE = {
+    "role": "user",
+    "content": [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}],
+}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
 FIELDS: Mapping[str, Mapping[str, Any]] = {
     "plain": {},
@@ -223,10 +227,17 @@ async def test_the_light_client_is_left_alone_while_a_thread_may_look(
     [
         ({"provider": "bedrock"}, {"messages": CHAT.messages}),
         ({"mode": "responses"}, {"messages": CHAT.messages}),
+        ({"provider": "anthropic"}, {"messages": [PICTURE]}),
         ({}, {"messages": HISTORY.messages}),
         ({}, {"messages": CHAT.messages, "tools": TOOLS, "reasoning_effort": "low"}),
     ],
-    ids=["a cloud with tokens of its own", "the Responses API", "tool calls so far", "reasoning and tools"],
+    ids=[
+        "a cloud with tokens of its own",
+        "the Responses API",
+        "a picture for Anthropic",
+        "tool calls so far",
+        "reasoning and tools",
+    ],
 )
 def test_what_the_short_way_might_get_wrong_goes_the_long_one(
     deployment: dict[str, str], arguments: dict[str, Any]
