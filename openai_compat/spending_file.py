@@ -22,6 +22,7 @@ FILE: Final = "spending.sqlite3"
 KEEP_DAYS: Final = 7
 _BUSY_S: Final = 2.0
 """How long a write waits for another worker's."""
+_PAUSE_S: Final = 0.005
 
 _TABLE: Final = """
 CREATE TABLE IF NOT EXISTS spending (
@@ -72,11 +73,23 @@ class SpendingFile:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spending")
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._patiently, work)
         except (sqlite3.Error, OSError) as exc:
             raise StoreUnavailable(f"{self._folder / FILE}: {exc}") from None
 
     # In the thread.
+
+    def _patiently(self, work: Callable[[], T]) -> T:
+        # SQLite's own time-out does not cover everything: a connection that turns the log on, or finds it being put in
+        # order after another's end, is told at once that the file is busy.
+        deadline = time.monotonic() + _BUSY_S
+        while True:
+            try:
+                return work()
+            except sqlite3.OperationalError as exc:
+                if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                    raise
+                time.sleep(_PAUSE_S)
 
     def _spent(self, name: str) -> Spent:
         now = self._clock()
@@ -86,10 +99,11 @@ class SpendingFile:
     def _add(self, name: str, nanos: int) -> None:
         day = day_of(self._clock())
         connection = self._open()
-        connection.execute(_ADD, (day, name, nanos))
         if day != self._cleaned_on:
-            self._cleaned_on = day
             connection.execute(_FORGET, (day - KEEP_DAYS,))
+            self._cleaned_on = day
+        # Last, since whatever fails is done once more.
+        connection.execute(_ADD, (day, name, nanos))
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:

@@ -155,6 +155,35 @@ async def test_many_writers_lose_nothing(tmp_path: Path) -> None:
         await store.aclose()
 
 
+async def test_workers_that_start_together_lose_nothing(tmp_path: Path) -> None:
+    # Each turns the file's log on; SQLite tells those who come second that it is busy, without waiting.
+    for attempt in range(150):
+        folder = tmp_path / str(attempt)
+        stores = [SpendingFile(folder, clock=Clock()) for _ in range(8)]
+        await asyncio.gather(*(store.add("alice", 1) for store in stores))
+
+        assert (await stores[0].spent("alice")).nanos == 8
+        for store in stores:
+            await store.aclose()
+
+
+async def test_a_file_that_stays_locked_is_an_unavailable_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openai_compat.spending_file._BUSY_S", 0.05)
+    other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    store = SpendingFile(tmp_path, clock=Clock())
+
+    with pytest.raises(StoreUnavailable, match="locked"):
+        await store.add("alice", 1)
+    other.execute("ROLLBACK")
+    await store.add("alice", 1)
+    assert (await store.spent("alice")).nanos == 1
+    await store.aclose()
+    other.close()
+
+
 async def test_old_days_are_dropped(tmp_path: Path) -> None:
     clock = Clock()
     store = SpendingFile(tmp_path, clock=clock)
