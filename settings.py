@@ -483,7 +483,7 @@ class LlamaCppArgs(BackendArgs):
     n_batch: _Int = _knob(128, "a whole number >= 16", unit="tokens", ge=16)
     """Tokens in one step. A request that is aborted waits for the step in hand."""
     n_threads: _Int | None = _knob(None, "a whole number >= 1", unit="threads", ge=1)
-    """Threads that decode; null takes the physical cores."""
+    """Threads that decode; null takes the cores that it may use: fewer than the machine has where a container has a limit."""
     n_threads_batch: _Int | None = _knob(None, "a whole number >= 1", unit="threads", ge=1)
     """Threads that prefill and embed; null takes `n_threads`, and half of the cores for embeddings."""
     n_gpu_layers: _Int = _knob(-1, "-1 (all) or a whole number >= 0", unit="layers", ge=-1)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
@@ -25,6 +23,7 @@ from backends.llamacpp.model import GgufModel
 from backends.llamacpp.template import compile_template
 from backends.loader import LoadedModel, ModelLoader
 from backends.main_memory import available_bytes
+from backends.processors import usable_cores
 from backends.types import LoadProgress
 from models.errors import SourceUnavailable
 from models.gguf import GgufHeader, read_header
@@ -213,18 +212,3 @@ class LlamaCppLoader(ModelLoader):
 
 def _cell_bytes(header: GgufHeader) -> int:
     return (header.kv_elements_per_token or 0) * _KV_ELEMENT_BYTES
-
-
-def usable_cores() -> int:
-    """Cores this process may really use: its affinity, and the control group's quota where one is set."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS
-        cores = os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass
-    return max(1, cores)

@@ -7,6 +7,7 @@ import gc
 import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,7 +15,9 @@ import pytest
 pytest.importorskip("numpy", reason="the engine is not installed")
 
 from backends.base import Backend
-from backends.llamacpp.loader import usable_cores
+from backends.llamacpp import loader
+from backends.llamacpp.context import ContextConfig
+from backends.llamacpp.loaded import LlamaCppModel
 from backends.pool import PooledBackend
 from backends.types import LoadProgress
 from models.card import FileSource, ModelCard
@@ -205,5 +208,18 @@ async def test_the_context_is_bounded_by_option_and_model(n_ctx: int):
     assert status.context_length == min(n_ctx, 8192)
 
 
-def test_the_cores_that_may_be_used_are_at_least_one():
-    assert usable_cores() >= 1
+async def test_without_a_setting_the_threads_are_as_many_as_the_cores_that_may_be_used(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    seen: list[ContextConfig] = []
+
+    def note(*arguments: Any, **options: Any) -> LlamaCppModel:
+        seen.append(arguments[3].context)
+        return LlamaCppModel(*arguments, **options)
+
+    monkeypatch.setattr(loader, "usable_cores", lambda: 3)
+    monkeypatch.setattr(loader, "LlamaCppModel", note)
+    async with a_backend(n_threads=None) as backend:
+        await load(backend, MODEL)
+
+    assert [(context.n_threads, context.n_threads_batch) for context in seen] == [(3, 3)]
