@@ -14,13 +14,16 @@ import logging
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NoReturn
 
 import bentoml
 import click
+from bentoml._internal.server.http.traffic import TimeoutMiddleware
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
+from typing_extensions import override
 
 from adaptive_batching import AdaptiveBatcher
 from backends.base import Backend
@@ -35,7 +38,6 @@ from models.catalogue import Catalogue, CatalogueError
 from openai_compat.access_log import open_access_log
 from openai_compat.app import create_app
 from openai_compat.config import WireConfig
-from openai_compat.record import record_of
 from preflight import (
     check_callers,
     check_can_serve,
@@ -114,6 +116,19 @@ def _settle() -> None:
     gc.freeze()
 
 
+class _Service(bentoml.Service[Any]):  # type: ignore[misc]  # BentoML's classes have no types
+    """Without BentoML's time-out: it keeps a timer of each request until its own time is over, however soon the request
+    was, and a stream that has begun is not bounded by it. The apps hold the limit (`backends.backstop`)."""
+
+    @override
+    def to_asgi(self, is_main: bool = True) -> Starlette:
+        app = super().to_asgi(is_main)
+        assert isinstance(app, Starlette)
+        layers: list[Any] = app.user_middleware
+        app.user_middleware = [layer for layer in layers if layer.cls is not TimeoutMiddleware]
+        return app
+
+
 # -- runners ---------------------------------------------------------------------------------------------------
 
 
@@ -157,13 +172,17 @@ async def _drain_runner(app: Starlette) -> None:
     await app.state.drain(grace_s=RUNNER_GRACE_S, timeout_s=settings.drain_timeout_s)
 
 
-llamacpp_app = create_runner_app(_llamacpp, token=_runner_token)
-vllm_app = create_runner_app(_vllm, token=_runner_token)
-litellm_app = create_runner_app(_litellm, token=_runner_token)
-fake_app = create_runner_app(partial(create_backend, "fake", catalogue=catalogue), token=_runner_token)
+def _runner_app(kind: BackendKind, make: Callable[[], Backend]) -> Starlette:
+    return create_runner_app(make, token=_runner_token, backstop_s=args.section(kind).timeout)
 
 
-@bentoml.service(name="LlamaCppRunner", http=_runner_http, **args.llamacpp.bento())
+llamacpp_app = _runner_app("llamacpp", _llamacpp)
+vllm_app = _runner_app("vllm", _vllm)
+litellm_app = _runner_app("litellm", _litellm)
+fake_app = _runner_app("fake", partial(create_backend, "fake", catalogue=catalogue))
+
+
+@bentoml.service(service_class=_Service, name="LlamaCppRunner", http=_runner_http, **args.llamacpp.bento())
 @bentoml.asgi_app(llamacpp_app, path="/")
 class LlamaCppRunner:
     """The process that owns the llama.cpp models and their engine threads."""
@@ -174,7 +193,7 @@ class LlamaCppRunner:
         _settle()
 
 
-@bentoml.service(name="VLLMRunner", http=_runner_http, **args.vllm.bento())
+@bentoml.service(service_class=_Service, name="VLLMRunner", http=_runner_http, **args.vllm.bento())
 @bentoml.asgi_app(vllm_app, path="/")
 class VLLMRunner:
     """The process that starts, watches and ends vLLM's servers, one per loaded model."""
@@ -185,7 +204,7 @@ class VLLMRunner:
         _settle()
 
 
-@bentoml.service(name="LiteLLMRunner", http=_runner_http, **args.litellm.bento())
+@bentoml.service(service_class=_Service, name="LiteLLMRunner", http=_runner_http, **args.litellm.bento())
 @bentoml.asgi_app(litellm_app, path="/")
 class LiteLLMRunner:
     """A process that calls clouds. Several may run: each has its own connections, and its own memory of which
@@ -197,7 +216,7 @@ class LiteLLMRunner:
         _settle()
 
 
-@bentoml.service(name="FakeRunner", http=_runner_http, **args.fake.bento())
+@bentoml.service(service_class=_Service, name="FakeRunner", http=_runner_http, **args.fake.bento())
 @bentoml.asgi_app(fake_app, path="/")
 class FakeRunner:
     """The deterministic backend in a process of its own, for tests and load tests of everything around an engine."""
@@ -261,6 +280,7 @@ gateway_app = create_app(
         max_concurrent_embeddings=settings.max_concurrent_embeddings,
         max_body_bytes=settings.max_body_bytes,
         request_timeout_s=settings.request_timeout_s,
+        backstop_s=args.gateway.timeout,
         first_token_timeout_s=settings.first_token_timeout_s,
         idle_timeout_s=settings.idle_timeout_s,
         load_wait_s=settings.load_wait_s,
@@ -299,14 +319,10 @@ class _Front:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_ours = scope["type"] == "http" and scope["path"] not in self.PROBES
         await (gateway_app if is_ours else self._parent)(scope, receive, send)
-        if is_ours and record_of(scope).status == 0:
-            # The client left before its answer began. BentoML's time-out would wait for a message for ten minutes, and
-            # the shutdown with it; the server drops what nobody can read.
-            await send({"type": "http.response.start", "status": 499, "headers": []})
-            await send({"type": "http.response.body"})
 
 
 @bentoml.service(
+    service_class=_Service,
     name="Gateway",
     http={"port": PORT, "host": host},
     # The parent's /readyz would ask the runners and hang while one loads; `__is_ready__` answers in time.

@@ -418,8 +418,8 @@ class _Process(_Section):
     workers: _Count | Literal["cpu_count"] = _knob(1, "a whole number >= 1, or cpu_count", unit="processes")
     """Processes."""
     timeout: _Float = _knob(600.0, "a number > 0, above LLM_REQUEST_TIMEOUT_S", unit="s", gt=0, le=86_400)
-    """BentoML's own limit on the time to a first byte: a backstop. It keeps some kilobytes per request that
-    long."""
+    """The longest that a request may take whatever else went wrong, loads aside. Of a runner elsewhere: above
+    LLM_REQUEST_TIMEOUT_S of its gateways."""
     resources: Resources = _knob(Resources(), "a section")
     """What the service asks its platform for."""
 
@@ -665,7 +665,7 @@ def _misfits(settings: Settings) -> Iterator[str]:
 
 
 def _too_short(settings: Settings, args: Args) -> Iterator[str]:
-    """BentoML's limit must not act before ours, whose answer has the contract's body."""
+    """The backstop must not act before the deadline that it is there for."""
     for name in ("gateway", *settings.backends_to_serve(args)):
         timeout: float = getattr(args, name).timeout
         if timeout <= settings.request_timeout_s:

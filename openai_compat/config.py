@@ -50,6 +50,8 @@ class WireConfig:
     max_body_bytes: int = 16 * 1024 * 1024
     request_timeout_s: float = 300.0
     """The whole request, received to last byte."""
+    backstop_s: float | None = None
+    """Ends a request that missed that deadline; longer than it. None: nothing does."""
     first_token_timeout_s: float | None = None
     """Admitted to first token; None: only `request_timeout_s` bounds it."""
     idle_timeout_s: float | None = None

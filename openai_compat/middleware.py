@@ -28,6 +28,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from backends.backstop import Backstop
 from openai_compat.access_log import AccessLog
 from openai_compat.auth import Authenticator, ClientAddress
 from openai_compat.body_limit import check_headers, counted
@@ -41,6 +42,8 @@ from openai_compat.record import KEY, RequestRecord, record_of
 from openai_compat.request_id import request_id
 
 _log = logging.getLogger(__name__)
+
+_LOADS = "/v1/models/load"
 
 
 def layers(
@@ -72,6 +75,7 @@ def layers(
             limiter=limiter or RateLimiter.from_config(config),
             max_body_bytes=config.max_body_bytes,
             metrics_auth=config.metrics_auth,
+            backstop=Backstop(config.backstop_s) if config.backstop_s is not None else None,
         )
     )
     return stack
@@ -141,15 +145,18 @@ class Gate:
         limiter: RateLimiter,
         max_body_bytes: int,
         metrics_auth: bool = False,
+        backstop: Backstop | None = None,
         routes: RouteTable | None = None,
     ) -> None:
-        """`routes` None: those of the app that handles the first request (`scope["app"]`)."""
+        """`backstop`: for every route but that of loads, which may tell of their progress for hours.
+        `routes` None: those of the app that handles the first request (`scope["app"]`)."""
         self._app = app
         self._authenticator = authenticator
         self._addresses = addresses
         self._limiter = limiter
         self._max_body_bytes = max_body_bytes
         self._metrics_auth = metrics_auth
+        self._backstop = backstop
         self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -194,7 +201,11 @@ class Gate:
             if is_head:
                 scope["method"] = "GET"
                 send = _without_body(send)
-        await self._app(scope, receive, send)
+        if self._backstop is None or route.template == _LOADS:
+            await self._app(scope, receive, send)
+            return
+        with self._backstop.hold(f"{method} {route.template}, request {record.request_id},"):
+            await self._app(scope, receive, send)
 
     async def _admit(self, scope: Scope, route: Route, record: RequestRecord, receive: Receive) -> Receive:
         headers = scope["headers"]

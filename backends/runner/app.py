@@ -22,7 +22,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Generic, TypeVar
 
 import msgspec
@@ -31,10 +31,11 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from backends import codec
+from backends.backstop import Backstop
 from backends.base import Backend
 from backends.codec import CountCall, ModelCall
 from backends.embedding import EmbeddingRequest, RerankRequest
-from backends.errors import BackendFailed, ServiceError
+from backends.errors import BackendFailed, BackendTimeout, ServiceError
 from backends.types import (
     BackendHealth,
     ChoiceFinished,
@@ -59,6 +60,9 @@ HEAD_DELAY_S = 0.25
 some seconds knows that nobody accepts its request (a dead process's socket still takes connections),
 however long a prefill is."""
 
+LAST_WORDS_S = 5.0
+"""How long the error of a request that was ended may take to be sent."""
+
 _FRAMES = (b"content-type", b"application/x-llm-frames")
 _JSON = (b"content-type", b"application/json")
 _TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
@@ -68,6 +72,7 @@ def create_runner_app(
     backend: Backend | Callable[[], Backend],
     *,
     token: str | None,
+    backstop_s: float | None = None,
     extra_metrics: Callable[[], str] | None = None,
 ) -> Starlette:
     """The ASGI app of a runner process. Its lifespan starts and closes the backend.
@@ -76,9 +81,11 @@ def create_runner_app(
     no engine. `app.state.drain(grace_s=…, timeout_s=…)` goes on taking requests for `grace_s`, then drains
     the backend.
     `token`: required as a bearer token on every request, compared in constant time; None only on a socket
-    that nobody else can reach. `extra_metrics` gives Prometheus text to append to `/metrics`.
+    that nobody else can reach. `backstop_s`: the longest that a request may take, loads aside. `extra_metrics` gives
+    Prometheus text to append to `/metrics`.
     """
     secret = None if token is None else f"Bearer {token}".encode()
+    backstop = Backstop(backstop_s) if backstop_s is not None else None
     made: Backend | None = backend if isinstance(backend, Backend) else None
 
     @asynccontextmanager
@@ -125,12 +132,17 @@ def create_runner_app(
         await exchange.whole(_TEXT, text.encode() + await the().metrics())
 
     def post(
-        path: str, decode: Callable[[bytes], T], serve: Callable[[_Exchange, T], Awaitable[None]]
+        path: str,
+        decode: Callable[[bytes], T],
+        serve: Callable[[_Exchange, T], Awaitable[None]],
+        *,
+        is_bounded: bool = True,
     ) -> Route:
-        return Route(path, _Endpoint(decode, serve, secret), methods=["POST"])
+        endpoint = _Endpoint(decode, serve, secret, backstop if is_bounded else None)
+        return Route(path, endpoint, methods=["POST"])
 
     def get(path: str, serve: Callable[[_Exchange, bytes], Awaitable[None]]) -> Route:
-        return Route(path, _Endpoint(bytes, serve, secret), methods=["GET"])
+        return Route(path, _Endpoint(bytes, serve, secret, backstop), methods=["GET"])
 
     async def drain(*, grace_s: float, timeout_s: float) -> bool:
         # The gateway drains at the same time; what it let in before must still be taken.
@@ -142,7 +154,8 @@ def create_runner_app(
             post("/generate", codec.decode_request, generate),
             post("/embed", codec.decode_embed, embed),
             post("/rerank", codec.decode_rerank, rerank),
-            post("/load", codec.decode_call, load),
+            # As long as the file and the engine take; the gateway leaves when its own time is over.
+            post("/load", codec.decode_call, load, is_bounded=False),
             post("/unload", codec.decode_call, unload),
             post("/count_tokens", codec.decode_count, count_tokens),
             get("/health", health),
@@ -164,13 +177,28 @@ class _Endpoint(Generic[T]):
         decode: Callable[[bytes], T],
         serve: Callable[[_Exchange, T], Awaitable[None]],
         secret: bytes | None,
+        backstop: Backstop | None,
     ) -> None:
         self._decode = decode
         self._serve = serve
         self._secret = secret
+        self._backstop = backstop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = _Exchange(send)
+        if self._backstop is None:
+            await self._run(exchange, scope, receive)
+            return
+        try:
+            with self._backstop.hold(f"{scope['method']} {scope['path']}"):
+                await self._run(exchange, scope, receive)
+        except BackendTimeout as error:
+            # Whoever does not read would hold this up for ever, too; what is not whole is cut off by the server.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORDS_S):
+                    await exchange.fail(error)
+
+    async def _run(self, exchange: _Exchange, scope: Scope, receive: Receive) -> None:
         if self._secret is not None:
             given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
             if not hmac.compare_digest(given, self._secret):
@@ -178,8 +206,7 @@ class _Endpoint(Generic[T]):
                 return
         body = await _read_body(receive)
         if body is None:
-            await exchange.leave()
-            return
+            return  # the client left
         if len(body) > MAX_BODY_BYTES:
             await exchange.refuse(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
             return
@@ -195,7 +222,6 @@ class _Endpoint(Generic[T]):
             if not exchange.closed:
                 raise  # the server is stopping
             exchange.task.uncancel()
-            await exchange.leave()
         except Exception as error:
             await exchange.fail(error)
         finally:
@@ -289,12 +315,6 @@ class _Exchange:
         headers = [content_type, (b"content-length", b"%d" % len(body))]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
-
-    async def leave(self) -> None:
-        """Say something to whom has left, if nothing was said: BentoML's time-out around this app waits for the first
-        message, and the shutdown with it. The server drops it."""
-        if not self._started:
-            await self.whole(_TEXT, b"", 499)
 
     def end(self) -> None:
         """Nothing more will be sent."""

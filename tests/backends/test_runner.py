@@ -320,6 +320,49 @@ async def test_an_answer_that_was_read_whole_is_not_cut(backend: Scripted, runne
     assert backend.ended == ["whole", "whole"]
 
 
+@asynccontextmanager
+async def behind_a_backstop(backend: Backend, limit_s: float) -> AsyncIterator[RunnerClient]:
+    async with serving(create_runner_app(backend, token=None, backstop_s=limit_s)) as url:
+        runner = RunnerClient(backend.kind, url)
+        await runner.start()
+        yield runner
+        await runner.aclose()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("step", [0, 2])
+async def test_a_request_that_never_ends_is_ended(backend: Scripted, step: int, stream: bool):
+    """With an error that the other end can read, whether the head has gone out or not."""
+    backend.gate = stall_at(step)
+
+    async with behind_a_backstop(backend, 0.3) as runner:
+        with pytest.raises(BackendTimeout, match=r"longer than 0\.3 s"):
+            await collect(runner, request("m", stream=stream))
+
+    assert backend.ended == ["cut"]
+
+
+async def test_a_load_takes_as_long_as_it_takes():
+    class Slow(Scripted):
+        @override
+        async def load(self, model: str) -> AsyncGenerator[LoadProgress, None]:
+            await asyncio.sleep(0.1)
+            yield LoadProgress("ready", 4, 4)
+
+    async with behind_a_backstop(Slow(), 0.02) as runner:
+        assert [step async for step in runner.load("m")] == [LoadProgress("ready", 4, 4)]
+
+
+async def test_requests_that_ended_leave_no_timers(backend: Scripted):
+    async with behind_a_backstop(backend, 600) as runner:
+        for stream in (False, True) * 50:
+            await collect(runner, request("m", stream=stream))
+        loop: Any = asyncio.get_running_loop()
+        late = [one for one in loop._scheduled if one.when() > loop.time() + 300 and not one.cancelled()]
+
+    assert len(late) == 1
+
+
 # What goes wrong behind the wire
 
 
