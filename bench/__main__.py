@@ -1,42 +1,44 @@
-"""The command: one subcommand per measurement, `all` for every one, `report` for the page of results."""
+"""The command: `peers` for every comparison, one subcommand per measurement, `all` for every one, `report` for the page
+of results. Without a subcommand it is `peers`."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import shlex
-import signal
 import sys
-from collections.abc import Coroutine, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from bench.aborts import ABORTS
-from bench.compare import COMPARE
+from bench.compare import COMPARE, COMPARE_PYTHON
 from bench.control import CONTROL
 from bench.echo import ECHO
 from bench.embeddings import EMBEDDINGS
 from bench.litellm_proxy import LITELLM
 from bench.litellm_soak import LITELLM_SOAK
 from bench.load import LoadFailed
-from bench.machine import FIFO_WARNING, machine, take_niceness, take_priority, versions
-from bench.measurement import Measurement, Setup
+from bench.machine import take_niceness, take_priority, versions
+from bench.measurement import PeerMissing, Setup
 from bench.ours import ROOT
 from bench.passthrough import PASSTHROUGH
+from bench.peers import compare_all
 from bench.processes import ServerFailed
 from bench.relay import RELAY
 from bench.report import PAGE, report
-from bench.result import Result, write
+from bench.result import write
+from bench.run import Conditions, run
+from bench.run import arguments as of_its_own
 from bench.shared_prefix import SHARED_PREFIX
 from bench.start import START
 from bench.vllm_server import VLLM
+from loadtests.hardware import machine
 
 MEASUREMENTS = {
     each.name: each
     for each in (
         START,
         COMPARE,
+        COMPARE_PYTHON,
         SHARED_PREFIX,
         ECHO,
         CONTROL,
@@ -55,16 +57,10 @@ OF_THIS_RUN_ONLY = ("--llama-server", "--out", "--proxy", "--python", "--weights
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0, or 1 when a measurement failed or had errors."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments) or ["peers"]
     options = _parser().parse_args(given)
     if options.name == "report":
-        try:
-            names = report(options.folder, {name: each.table for name, each in MEASUREMENTS.items()})
-        except (OSError, ValueError) as error:
-            print(f"{PAGE.name}: {error}", file=sys.stderr)
-            return 1
-        print(f"{PAGE.relative_to(ROOT)}: {', '.join(names) or 'no results found'}")
-        return 0 if names else 1
+        return _write_page(options.folder)
     setup = Setup(options.out.resolve(), options.priority, options.llama_server, options.seed)
     about = machine()
     # Asked before the priority is taken: the commands that tell them would inherit it.
@@ -74,76 +70,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
         scheduling = take_priority(options.priority)
     elif options.nice:
         scheduling = take_niceness(options.nice)
+    conditions = Conditions(
+        command=shown_command(given), machine=about, versions=known, scheduling=scheduling
+    )
+    if options.name == "peers":
+        return _peers(options, setup, conditions)
     failed = False
     for measurement in MEASUREMENTS.values() if options.name == "all" else [MEASUREMENTS[options.name]]:
         mine = options
         if options.name == "all":
-            mine = argparse.Namespace()
-            parser = argparse.ArgumentParser()
-            measurement.add_arguments(parser)
-            parser.parse_args(measurement.quick if options.quick else [], mine)
+            mine = of_its_own(measurement, measurement.quick if options.quick else ())
         setup.say(f"== {measurement.name}: {measurement.title}")
-        result = Result(
-            name=measurement.name,
-            command=shown_command(given),
-            started_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            machine=about,
-            versions=known,
-            scheduling=scheduling,
-            client="",
-        )
         try:
-            loop = _run(measurement, mine, setup, result)
+            result = run(measurement, mine, setup, conditions)
+        except PeerMissing as missing:
+            if options.name != "all":
+                raise
+            setup.say(f"!! {measurement.name} is left out: {missing}")
+            continue
         except (ServerFailed, LoadFailed) as error:
             setup.say(f"{measurement.name} failed: {error}")
             failed = True
             continue
-        result.client = f"{result.client}, {loop}"
         print(f"\n{write(result, setup.out, measurement.table)}\n", flush=True)
         failed |= bool(result.errors)
     return int(failed)
 
 
-def _run(measurement: Measurement, options: argparse.Namespace, setup: Setup, result: Result) -> str:
-    """Measure into `result`; gives the name of the event loop."""
+def _peers(options: argparse.Namespace, setup: Setup, conditions: Conditions) -> int:
+    chosen = [each for each in MEASUREMENTS.values() if each.ratios is not None]
+    if options.only:
+        chosen = [each for each in chosen if each.name in options.only]
+    done, status = compare_all(
+        chosen, setup, conditions, quick=options.quick, alternations=options.alternations
+    )
+    if options.quick or not done:
+        setup.say(f"{PAGE.name} stays as it is")
+        return status
+    return _write_page(setup.out, done) or status
 
-    async def measured() -> None:
-        found = await measurement.measure(options, setup)
-        result.parameters, result.n, result.data = found.parameters, found.n, found.data
-        result.errors, result.warnings, result.client = found.errors, found.warnings, found.client
-        if setup.priority:
-            result.warnings.append(FIFO_WARNING)
-        result.versions = {**result.versions, **found.versions}
 
+def _write_page(folder: Path, only: Sequence[str] | None = None) -> int:
     try:
-        import uvloop
-    except ImportError:
-        _until_done(asyncio.Runner(), measured())
-        return "asyncio's own loop"
-    _until_done(asyncio.Runner(loop_factory=uvloop.new_event_loop), measured())
-    return "uvloop"
-
-
-def _until_done(runner: asyncio.Runner, work: Coroutine[Any, Any, None]) -> None:
-    """The first SIGTERM ends it as Ctrl-C does: the servers are stopped before it is over."""
-
-    async def stoppable() -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-
-        def stop() -> None:
-            loop.remove_signal_handler(signal.SIGTERM)
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            task.cancel()
-
-        loop.add_signal_handler(signal.SIGTERM, stop)
-        await work
-
-    with runner:
-        try:
-            runner.run(stoppable())
-        except asyncio.CancelledError:
-            raise SystemExit(143) from None
+        names = report(folder, MEASUREMENTS.values(), PAGE, only)
+    except (OSError, ValueError) as error:
+        print(f"{PAGE.name}: {error}", file=sys.stderr)
+        return 1
+    print(f"{PAGE.name}: {', '.join(names) or 'no results found'}")
+    return 0 if names else 1
 
 
 def shown_command(given: Sequence[str]) -> str:
@@ -158,6 +132,15 @@ def shown_command(given: Sequence[str]) -> str:
         elif not word.startswith(tuple(f"{name}=" for name in OF_THIS_RUN_ONLY)):
             kept.append(word)
     return shlex.join(["python", "-m", "bench", *kept])
+
+
+def _peers_named(text: str) -> list[str]:
+    """For argparse. Raises: ValueError for a name that is no comparison."""
+    names = text.split(",")
+    for name in names:
+        if name not in MEASUREMENTS or MEASUREMENTS[name].ratios is None:
+            raise ValueError(name)
+    return names
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -190,9 +173,19 @@ def _parser() -> argparse.ArgumentParser:
         measurement.add_arguments(
             commands.add_parser(measurement.name, help=measurement.title, parents=[shared])
         )
+    against = commands.add_parser(
+        "peers",
+        help="every comparison with another server, and one table of them in the page",
+        parents=[shared],
+    )
+    against.add_argument("--quick", action="store_true", help="a smoke test: the numbers mean nothing")
+    against.add_argument("--only", type=_peers_named, metavar="NAME,NAME,…", help="some of them")
+    against.add_argument(
+        "--alternations", type=int, metavar="N", help="turns per side, in place of each one's own"
+    )
     everything = commands.add_parser("all", help="every measurement, one after the other", parents=[shared])
     everything.add_argument("--quick", action="store_true", help="a smoke test: the numbers mean nothing")
-    page = commands.add_parser("report", help=f"put results into {PAGE.relative_to(ROOT)}")
+    page = commands.add_parser("report", help=f"put results into {PAGE.name}")
     page.add_argument("--from", type=Path, required=True, dest="folder", metavar="DIR")
     return parser
 

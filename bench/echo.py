@@ -23,9 +23,8 @@ from bench.client import open_session
 from bench.measurement import Findings, Measurement, Setup
 from bench.ours import ROOT, our_service
 from bench.processes import Server, ServerFailed, free_port
-from bench.raw_http import ConnectionLost, RawConnection, connect, request
-from bench.result import markdown, shown, verdict
-from bench.stats import percentile, spread
+from bench.raw_http import connect, request
+from bench.rounds import CLIENT, Asked, Metric, one_round, side_by_side
 
 TOKEN = "bench"  # noqa: S105  made up, and the service lives as long as the measurement
 OURS, PLAIN = "ours", "plain"
@@ -50,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 async def measure(options: argparse.Namespace, setup: Setup) -> Findings:
     numbers = count()
-    rounds: dict[str, list[dict[str, float | None]]] = {OURS: [], PLAIN: []}
+    rounds: dict[str, list[dict[str, float]]] = {OURS: [], PLAIN: []}
     errors: list[str] = []
     async with AsyncExitStack() as stack:
         servers = {
@@ -62,15 +61,13 @@ async def measure(options: argparse.Namespace, setup: Setup) -> Findings:
             await stack.enter_async_context(server)
         await _both_answer(servers)
         for server in servers.values():
-            await _round(server, numbers, options.connections, 500)  # warm-up
+            await one_round(server, _asked(numbers, 500), options.connections)  # warm-up
         for turn in range(options.rounds):
             for side in (OURS, PLAIN) if turn % 2 == 0 else (PLAIN, OURS):
-                one, failed = await _round(
-                    servers[side], numbers, 1, options.single_requests // options.rounds
-                )
-                many, failed_too = await _round(
-                    servers[side], numbers, options.connections, options.requests // options.rounds
-                )
+                single = _asked(numbers, options.single_requests // options.rounds)
+                one, failed = await one_round(servers[side], single, 1)
+                rest = _asked(numbers, options.requests // options.rounds)
+                many, failed_too = await one_round(servers[side], rest, options.connections)
                 errors += [f"{side}: {error}" for error in (*failed, *failed_too)]
                 rounds[side].append(
                     {f"one_{name}": value for name, value in one.items()}
@@ -91,7 +88,7 @@ async def measure(options: argparse.Namespace, setup: Setup) -> Findings:
         f"in {options.rounds} rounds, for each server",
         data={"connections": options.connections, **rounds},
         errors=errors,
-        client="asyncio protocol on kept-alive connections, requests built beforehand",
+        client=CLIENT,
     )
 
 
@@ -148,65 +145,21 @@ def _text(number: int) -> str:
     return f"echo number {number:08d}"
 
 
-async def _round(
-    server: Server, numbers: Iterator[int], connections: int, requests: int
-) -> tuple[dict[str, float | None], list[str]]:
-    """`requests` requests over `connections` connections: percentiles, requests per second, errors."""
-    todo = [(_echo_request(number), _text(number).encode()) for number in islice(numbers, requests)]
-    todo.reverse()
-    latencies: list[float] = []
-    errors: list[str] = []
-
-    async def work(connection: RawConnection) -> None:
-        while todo:
-            asked, expected = todo.pop()
-            begin = time.perf_counter()
-            try:
-                status, body = await connection.ask(asked)
-            except ConnectionLost as error:
-                errors.append(str(error))
-                connection = await connect(server.port)
-                continue
-            latencies.append(time.perf_counter() - begin)
-            if status != 200 or expected not in body:
-                errors.append(f"status {status}: {body[:200]!r}")
-        connection.close()
-
-    opened = await asyncio.gather(*(connect(server.port) for _ in range(connections)))
-    before, begin = server.cpu_s(), time.perf_counter()
-    await asyncio.gather(*(work(connection) for connection in opened))
-    seconds = time.perf_counter() - begin
-    used = server.cpu_s() - before
-    p50, p99 = percentile(latencies, 0.5), percentile(latencies, 0.99)
-    return {
-        "p50_ms": p50 and p50 * 1000,
-        "p99_ms": p99 and p99 * 1000,
-        "per_s": requests / seconds,
-        "server_cpu_us": used / requests * 1e6,
-    }, errors
+def _asked(numbers: Iterator[int], requests: int) -> list[Asked]:
+    return [(_echo_request(number), _text(number).encode()) for number in islice(numbers, requests)]
 
 
 def table(data: Mapping[str, Any]) -> str:
     connections = data["connections"]
-    rows = []
-    for name, words, digits, goal in (
-        ("one_p50_ms", "p50 at one connection, ms", 3, {"at_most": 1.2}),
-        ("one_p99_ms", "p99 at one connection, ms", 3, {}),
-        ("many_per_s", f"requests/s at {connections} connections", 0, {"at_least": 1200}),
-        ("many_p50_ms", f"p50 at {connections} connections, ms", 2, {}),
-        ("many_p99_ms", f"p99 at {connections} connections, ms", 2, {}),
-        ("many_server_cpu_us", "server CPU per request, µs", 0, {}),
-    ):
-        ours, plain = (spread(each[name] for each in data[side]) for side in (OURS, PLAIN))
-        rows.append(
-            [
-                words,
-                shown(ours, digits),
-                shown(plain, digits),
-                verdict(ours.median if ours else None, **goal) if goal else "",
-            ]
-        )
-    return markdown(["", "ours", "plain uvicorn and Starlette", "goal (ours)"], rows)
+    metrics = [
+        Metric("one_p50_ms", "p50 at one connection, ms", 3, {"at_most": 1.2}),
+        Metric("one_p99_ms", "p99 at one connection, ms", 3),
+        Metric("many_per_s", f"requests/s at {connections} connections", 0, {"at_least": 1200}),
+        Metric("many_p50_ms", f"p50 at {connections} connections, ms", 2),
+        Metric("many_p99_ms", f"p99 at {connections} connections, ms", 2),
+        Metric("many_server_cpu_us", "server CPU per request, µs", 0),
+    ]
+    return side_by_side(["ours", "plain uvicorn and Starlette"], metrics, data[OURS], data[PLAIN])
 
 
 ECHO = Measurement(

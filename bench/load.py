@@ -56,7 +56,7 @@ class Sample:
     whole_texts: list[str] = field(default_factory=list)
     """Texts of the requests that ended inside it."""
     whole_tokens: list[int] = field(default_factory=list)
-    """What the server says about the same requests' tokens."""
+    """What the server says about the same requests' tokens, where it does."""
     prompt_tokens: list[int] = field(default_factory=list)
     pieces: int = 0
 
@@ -98,8 +98,8 @@ def look_at(window: Window) -> Sample:
         if answer.ended is not None and opened <= answer.ended < closed:
             sample.e2e.append(answer.ended - answer.sent)
             sample.whole_texts.append(answer.text)
-            sample.whole_tokens.append(answer.completion_tokens or 0)
-            sample.prompt_tokens.append(answer.prompt_tokens or 0)
+            sample.whole_tokens += [] if answer.completion_tokens is None else [answer.completion_tokens]
+            sample.prompt_tokens += [] if answer.prompt_tokens is None else [answer.prompt_tokens]
     return sample
 
 

@@ -1,16 +1,13 @@
-"""What a number means nothing without: the machine, the versions, and how the processes were scheduled."""
+"""What a number means nothing without: the versions, and how the processes were scheduled."""
 
 from __future__ import annotations
 
 import os
 import platform
-import re
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-
-import psutil
 
 from bench.ours import ROOT
 
@@ -25,25 +22,6 @@ PACKAGES = (
     "aiohttp",
 )
 _LLAMA_INFO = "import llama_cpp; print(llama_cpp.llama_print_system_info().decode())"
-
-
-def machine() -> dict[str, str | int | float]:
-    """CPU, cores, memory, system, and the load average of the minute before."""
-    return {
-        "cpu": _cpu_model(),
-        "cores": psutil.cpu_count(logical=False) or 0,
-        "threads": psutil.cpu_count() or 0,
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "system": f"{platform.system()} {platform.release()}",
-        "load_average": round(os.getloadavg()[0], 2),
-    }
-
-
-def _cpu_model() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists() and (found := re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.M)):
-        return found[1]
-    return platform.processor() or platform.machine()
 
 
 def versions() -> dict[str, str]:

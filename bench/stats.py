@@ -5,20 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from loadtests.stats import percentile
 
-def percentile(values: Iterable[float], share: float) -> float | None:
-    """The value below which `share` (0 to 1) of the values lie, interpolated linearly between the two nearest
-    ranks, as numpy does by default. None for no values."""
-    if not 0 <= share <= 1:
-        raise ValueError(f"share is {share}; allowed: 0 to 1")
-    ordered = sorted(values)
-    if not ordered:
-        return None
-    position = share * (len(ordered) - 1)
-    below = int(position)
-    if below == len(ordered) - 1:
-        return ordered[below]
-    return ordered[below] + (ordered[below + 1] - ordered[below]) * (position - below)
+__all__ = ["Spread", "median", "percentile", "ratio", "spread"]
 
 
 def median(values: Iterable[float]) -> float | None:

@@ -22,7 +22,7 @@ import aiohttp
 
 from bench.client import Answer, ask, chat, open_session
 from bench.load import Body, Sample, closed_loop, look_at
-from bench.measurement import Findings, Measurement, Setup, whole_numbers
+from bench.measurement import Findings, Measurement, PeerMissing, Ratio, Setup, many, whole_numbers
 from bench.ours import ROOT, UNLIMITED, our_service
 from bench.processes import Server, ServerFailed, free_port
 from bench.result import markdown, number, shown, verdict
@@ -32,8 +32,11 @@ from bench.workload import Prompts, lengths, warmup_lengths
 MODEL = "smollm2-vllm"
 BARE, REMOTE, LOCAL = "bare", "remote", "local"
 ENGINE_START_S = 600.0
+WARM_S = 7.0
+"""Beside a window: warm-up, settling, counting."""
+COUNTED = ", counted from the text"
 METRICS = {
-    "tokens_per_s": ("output tokens/s, counted from the text", 1, {"at_least": 0.95}),
+    "tokens_per_s": (f"output tokens/s{COUNTED}", 1, {"at_least": 0.95}),
     "ttft_p50_ms": ("TTFT p50, ms", 0, {}),
     "itl_p50_ms": ("ITL p50, ms", 1, {}),
     "itl_p99_ms": ("ITL p99, ms", 1, {}),
@@ -61,11 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _weights(named: Path | None) -> Path:
-    """Raises: SystemExit saying what to do when there are none."""
+    """Raises: PeerMissing saying what to do when there are none."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "llm-inference" / "weights"
     found = [named] if named else [file.parent for file in cache.glob("*/config.json")]
     if not found or not found[0].is_dir():
-        raise SystemExit(
+        raise PeerMissing(
             "there are no weights for vLLM: run `make test-vllm` once, or name them with --weights"
         )
     return found[0]
@@ -128,6 +131,10 @@ def _local(options: argparse.Namespace, weights: Path, setup: Setup) -> Server:
 
 async def measure(options: argparse.Namespace, setup: Setup) -> Findings:
     setup.out.mkdir(parents=True, exist_ok=True)
+    if not options.python.is_file():
+        raise PeerMissing(
+            "vLLM is not installed: run `make test-vllm` once, or name a Python that has it with --python"
+        )
     weights = _weights(options.weights)
     prompts = Prompts(setup.seed)
     points: list[dict[str, Any]] = []
@@ -262,11 +269,43 @@ def table(data: Mapping[str, Any]) -> str:
     return markdown([*head, "runner and own engine", "÷ bare", "goal"], rows)
 
 
+def ratios(data: Mapping[str, Any]) -> list[Ratio]:
+    rows = []
+    for side, route in ((REMOTE, "gateway before vLLM"), (LOCAL, "vLLM")):
+        for point in data["points"]:
+            for name, (words, digits, goal) in METRICS.items():
+                if name == "requests":
+                    continue
+                ours, theirs = ([window[name] for window in point[which]] for which in (side, BARE))
+                rate = ratio(ours, theirs)
+                rows.append(
+                    Ratio(
+                        route=route,
+                        peer="vLLM's server",
+                        what=f"{many(point['streams'], 'stream')}: {words.removesuffix(COUNTED)}",
+                        ours=spread(ours),
+                        theirs=spread(theirs),
+                        ratio=rate,
+                        is_more_better=name == "tokens_per_s",
+                        digits=digits,
+                        goal=verdict(rate.median if rate else None, **goal) if goal else "",
+                    )
+                )
+    return rows
+
+
+def seconds(options: argparse.Namespace) -> float:
+    windows = 3 * len(options.streams) * options.alternations
+    return float(200 + windows * (options.seconds + WARM_S))
+
+
 VLLM = Measurement(
     name="vllm",
     title="streams through the service against vLLM's own server",
     add_arguments=add_arguments,
     measure=measure,
     table=table,
+    ratios=ratios,
+    seconds=seconds,
     quick=["--streams", "1,4", "--alternations", "1", "--seconds", "4"],
 )

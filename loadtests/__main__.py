@@ -1,4 +1,4 @@
-"""`python -m loadtests list | run | smoke | report`."""
+"""`python -m loadtests list | run | smoke | series | report | page`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pathlib import Path
 from loadtests.report import Report, write_report
 from loadtests.run import Options, run_workload
 from loadtests.section import WorkloadError
+from loadtests.series import FILE, read_series, run_series
+from loadtests.series_page import PAGE, write_page
 from loadtests.smoke import smoke
 from loadtests.tables import headline, short
 from loadtests.target import PREFIX, TargetError, number_setting
@@ -61,6 +63,22 @@ def _parser() -> argparse.ArgumentParser:
     brief.add_argument("--python", required=True, help="the interpreter that has bentoml")
     brief.add_argument("--out", type=Path, default=Path(".cache/loadtests/smoke"))
     brief.set_defaults(act=_smoke)
+
+    series = commands.add_parser(
+        "series", help="the long workloads, one after the other, each on a fresh service"
+    )
+    series.add_argument("--python", required=True, help="the interpreter that has bentoml")
+    series.add_argument("--out", type=Path, default=Path(".cache/loadtests/series"))
+    series.add_argument("--only", type=lambda text: text.split(","), default=(), metavar="NAME,NAME,…")
+    series.add_argument(
+        "--file", type=Path, default=FILE, help="of the runs (default: loadtests/series.yaml)"
+    )
+    series.set_defaults(act=_series)
+
+    page = commands.add_parser("page", help="put what a series showed into docs/benchmarks.md")
+    page.add_argument("folder", type=Path)
+    page.add_argument("--page", type=Path, default=PAGE)
+    page.set_defaults(act=_page)
 
     report = commands.add_parser("report", help="make the report of a run once more")
     report.add_argument("folder", type=Path)
@@ -129,6 +147,23 @@ def tell(report: Report) -> int:
 def _smoke(options: argparse.Namespace) -> int:
     reports = smoke(python=options.python, out=options.out)
     return max([tell(report) for report in reports], default=EXIT_UNUSABLE)
+
+
+def _series(options: argparse.Namespace) -> int:
+    series = read_series(options.file)
+    known = [entry.name for entry in series.entries]
+    for name in options.only:
+        if name not in known:
+            raise WorkloadError(f"--only {name}: the series has {', '.join(known)}")
+    reports = run_series(series, python=options.python, out=options.out, only=options.only)
+    status = max(tell(report) for report in reports)
+    return status or int(len(reports) < len(options.only or known))
+
+
+def _page(options: argparse.Namespace) -> int:
+    names = write_page(options.folder, options.page)
+    print(f"{options.page.name}: {', '.join(names)}")
+    return 0
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -13,6 +13,8 @@ import json
 import logging
 import time
 from collections import defaultdict
+from functools import partial
+from types import new_class
 from typing import Any
 
 from gevent.pool import Group
@@ -25,7 +27,7 @@ from loadtests.behaviour import Behaviour, NotServed
 from loadtests.run_folder import Level
 from loadtests.session import Session
 from loadtests.target import TargetError, setting, workload_asked_for
-from loadtests.workload import Workload
+from loadtests.workload import USERS, Workload
 
 logger = logging.getLogger("loadtests")
 
@@ -85,58 +87,9 @@ class LoadUser(User):
         session().note(record)
 
 
-class ChatStreamUser(LoadUser):
-    """Streams chat completions."""
-
-    kind = "chat_stream"
-
-
-class ChatUser(LoadUser):
-    """Asks for whole chat completions."""
-
-    kind = "chat"
-
-
-class CompletionUser(LoadUser):
-    """Asks for whole legacy completions."""
-
-    kind = "completion"
-
-
-class CompletionStreamUser(LoadUser):
-    """Streams legacy completions."""
-
-    kind = "completion_stream"
-
-
-class ConversationUser(LoadUser):
-    """Holds conversations of several turns; all users share the system prompt."""
-
-    kind = "conversation"
-
-
-class EmbeddingUser(LoadUser):
-    """Asks for vectors, where they are served."""
-
-    kind = "embedding"
-
-
-class ModelListUser(LoadUser):
-    """Lists the models while the others keep the service busy."""
-
-    kind = "models"
-
-
-class AbandoningUser(LoadUser):
-    """Leaves in the middle of each stream."""
-
-    kind = "abandon"
-
-
-class OverLimitUser(LoadUser):
-    """Sends until it is told to wait, and waits as long as it is told."""
-
-    kind = "over_limit"
+for _kind, _does in USERS.items():  # locust takes every class of users that this module holds
+    _name = f"{_kind.title().replace('_', '')}User"
+    globals()[_name] = new_class(_name, (LoadUser,), {}, partial(dict.update, kind=_kind, __doc__=_does))
 
 
 class Source(User):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from loadtests.charts import charts
 from loadtests.findings import Findings, look_at
+from loadtests.page import markdown_table
 from loadtests.run_folder import read_run
 from loadtests.tables import Table, headline, tables
 
@@ -42,15 +43,8 @@ def as_markdown(found: Findings) -> str:
 
 
 def _markdown_table(table: Table) -> str:
-    head = "| " + " | ".join(table.head) + " |"
-    rule = "|" + "|".join(" --- " for _ in table.head) + "|"
-    rows = ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in table.rows]
     note = f"\n\n{table.note}" if table.note else ""
-    return f"## {table.title}\n\n" + "\n".join((head, rule, *rows)) + note
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
+    return f"## {table.title}\n\n{markdown_table(table.head, table.rows)}{note}"
 
 
 def as_html(found: Findings) -> str:

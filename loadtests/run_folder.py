@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import re
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,8 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from loadtests.hardware import gpus, machine, said_by
 from loadtests.record import Record, read_records
 from loadtests.target import Target, TargetError, get_json
 from loadtests.workload import PROBE_SUFFIX, Workload, parse_workload
@@ -76,7 +72,7 @@ def facts(workload: Workload, target: Target, *, quantisation: str | None) -> di
         "embedding_model": target.embedding_model if workload.user("embedding") else None,
         "service": f"{resource.get('name')} {resource.get('version')}" if resource else None,
         "revision": _revision(),
-        "client": machine(),
+        "client": {**machine(), "gpus": gpus()},
         "is_same_machine": _is_loopback(target.host),
         "versions": _versions(),
     }
@@ -92,42 +88,10 @@ def workload_of(facts: Mapping[str, Any]) -> Workload:
     return workload if facts["rate"] is None else workload.at_rate(facts["rate"])
 
 
-def machine() -> dict[str, Any]:
-    """The machine that this runs on."""
-    return {
-        "cpu": _cpu_model(),
-        "cores": psutil.cpu_count(logical=False) or 0,
-        "threads": psutil.cpu_count() or 0,
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "system": f"{platform.system()} {platform.release()}",
-        "gpus": _gpus(),
-        "load_average": round(os.getloadavg()[0], 2),
-    }
-
-
-def _cpu_model() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists() and (found := re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.M)):
-        return found[1]
-    return platform.processor() or platform.machine()
-
-
-def _gpus() -> list[str]:
-    return _said_by("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").splitlines()
-
-
 def _revision() -> str | None:
     """Of this checkout: the service's own where both are one."""
-    revision = _said_by("git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD").strip()
+    revision = said_by("git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD").strip()
     return revision or None
-
-
-def _said_by(*command: str) -> str:
-    try:
-        told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return told.stdout if told.returncode == 0 else ""
 
 
 def _versions() -> dict[str, str]:

