@@ -18,7 +18,7 @@ import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from backends.errors import BackendFailed, InsufficientMemory, ServiceError
@@ -50,6 +50,8 @@ class Job:
     accepted_at: float
     receive: Callable[[list[Event], ServiceError | None], None]
     """Where its events go; called by whoever `deliver` hands the delivery to."""
+    shown: Mapping[int, bytes] = field(default_factory=dict)
+    """Control tokens that are text here, and what they say: the marks of tool calls, for example."""
     started_at: float = 0.0
     first_token_at: float = 0.0
     cached_tokens: int = 0
@@ -525,7 +527,7 @@ class Engine:
             entry = (
                 logprobs_of(raw, token, params.logprobs, self._model) if params.logprobs is not None else None
             )
-            if output.accept(self._model.piece(token), entry):
+            if output.accept(job.shown.get(token) or self._model.piece(token), entry):
                 self._finish(sequence, "stop", None, now)
             elif output.num_generated == sequence.max_tokens or len(sequence.tokens) >= self._max_length:
                 self._finish(sequence, "length", None, now)

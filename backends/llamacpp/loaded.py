@@ -19,22 +19,21 @@ from backends.errors import (
     ServiceError,
     UnsupportedParameter,
 )
+from backends.llamacpp.conversation import Manner, manner_of, told
 from backends.llamacpp.engine import Delivery, Engine, EngineConfig, Job
 from backends.llamacpp.model import GgufModel
+from backends.llamacpp.reading import Reading, told_again
 from backends.llamacpp.sampler import check_grammar, check_token_ids, draw_seed
 from backends.llamacpp.template import ChatTemplate
 from backends.loader import LoadedModel
 from backends.types import (
     ChatPrompt,
-    ChoiceFinished,
     Event,
     EventBatch,
     Finished,
     GenerationRequest,
     Prompt,
-    TextDelta,
     TextPrompt,
-    Usage,
 )
 
 T = TypeVar("T")
@@ -114,8 +113,10 @@ class LlamaCppModel(LoadedModel):
     @override
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EventBatch, None]:
         inbox = Inbox()
-        job = await self._job(request, inbox)
+        request = told(request, self._template)
+        job, manner = await self._job(request, inbox)
         copies = request.n if job.n < request.n else 1
+        reading = Reading(manner.grammar, len(job.prompts) * job.n) if manner is not None else None
         self._jobs.setdefault(request.request_id, set()).add(job)
         self._engine.submit(job)
         is_over = False
@@ -123,7 +124,12 @@ class LlamaCppModel(LoadedModel):
             while not is_over:
                 events = await inbox.take()
                 is_over = type(events[-1]) is Finished
-                yield events if copies == 1 else _copied(events, copies)
+                if reading is not None:
+                    events = reading.read(events)
+                if copies > 1:
+                    events = told_again(events, copies, manner.grammar if manner is not None else None)
+                if events:
+                    yield events
         except ServiceError:
             is_over = True
             raise
@@ -135,8 +141,9 @@ class LlamaCppModel(LoadedModel):
             if not same_id:
                 del self._jobs[request.request_id]
 
-    async def _job(self, request: GenerationRequest, inbox: Inbox) -> Job:
-        """Everything that can be wrong with a request is found here, before the engine hears of it."""
+    async def _job(self, request: GenerationRequest, inbox: Inbox) -> tuple[Job, Manner | None]:
+        """Everything that can be wrong with a request is found here, before the engine hears of it. Besides the job,
+        how its texts are read; None: as they are."""
         params = request.sampling
         check_token_ids(params, self._model.num_vocab_tokens)
         if params.grammar is not None:
@@ -144,19 +151,28 @@ class LlamaCppModel(LoadedModel):
         if request.echo and params.logprobs is not None:
             raise UnsupportedParameter("logprobs: not available for an echoed prompt", param="logprobs")
         prompts, echoes = await self._read(request.prompts, self._read_request, request)
+        manner = self._manner(request, prompts[0])
         is_greedy = params.temperature == 0
-        return Job(
+        job = Job(
             params=params,
             prompts=prompts,
             echoes=echoes,
             # Greedy choices are equal by definition: one is computed and told n times.
             n=1 if is_greedy else request.n,
             seed=draw_seed() if params.seed is None else params.seed,
-            is_streaming=request.stream,
+            # Which tokens were thoughts can be told only while they come one by one.
+            is_streaming=request.stream or (manner is not None and manner.grammar.thoughts is not None),
             must_repeat=is_greedy or params.seed is not None,
             accepted_at=time.monotonic(),
             receive=inbox.put,
+            shown=manner.shown if manner is not None else {},
         )
+        return job, manner
+
+    def _manner(self, request: GenerationRequest, tokens: list[int]) -> Manner | None:
+        if self._template is None:
+            return None
+        return manner_of(request, request.prompts[0], tokens, self._template, self._model)
 
     async def _read(self, prompts: tuple[Prompt, ...], work: Callable[..., T], *args: object) -> T:
         """`work(*args)`, which reads the prompts: here where they are short, in a thread where it would hold up the
@@ -260,34 +276,3 @@ class LlamaCppModel(LoadedModel):
 def _dispatch(deliveries: list[Delivery]) -> None:
     for job, events, error in deliveries:
         job.receive(events, error)
-
-
-def _copied(events: list[Event], copies: int) -> list[Event]:
-    """The events of one computed choice per prompt, told as `copies` equal choices."""
-    told: list[Event] = []
-    for event in events:
-        if isinstance(event, TextDelta):
-            told += [
-                TextDelta(event.index * copies + i, event.text, event.num_tokens, event.logprobs)
-                for i in range(copies)
-            ]
-        elif isinstance(event, ChoiceFinished):
-            told += [
-                ChoiceFinished(
-                    event.index * copies + i, event.finish_reason, event.stop_reason, event.logprobs
-                )
-                for i in range(copies)
-            ]
-        elif isinstance(event, Finished):
-            usage = event.usage
-            told.append(
-                Finished(
-                    Usage(usage.prompt_tokens, usage.completion_tokens * copies, usage.cached_tokens),
-                    event.queue_ms,
-                    event.prefill_ms,
-                    event.decode_ms,
-                )
-            )
-        else:
-            told.append(event)
-    return told

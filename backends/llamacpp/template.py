@@ -7,18 +7,25 @@ Templates are written against Hugging Face's renderer, so its globals and option
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
+import msgspec
 from typing_extensions import override
 
 from backends.errors import TemplateRefused, UnsupportedParameter
+from backends.llamacpp.described import described, with_calls_as_text
+from backends.llamacpp.history import with_arguments_as_objects, with_short_ids
+from backends.parsing.formats import PLAIN, format_of
+from backends.parsing.reasoning import ThoughtMarkers, markers_of
 from backends.types import ChatPrompt
 
 _MAX_MESSAGE_CHARS = 500
@@ -79,16 +86,21 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, *, bos_token: str, eos_token: str) -> None:
-        self._template = _environment().from_string(source)
+        environment = _environment()
+        self._template = environment.from_string(source)
         self._source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
+        """Names the template looks up, the conversation's own among them."""
+        self.call_format = format_of(source, knows_tools="tools" in self.variables)
+        self.thought_markers = markers_of(source)
 
     def render(self, prompt: ChatPrompt) -> str:
         """Text of the conversation as the model wants to read it.
 
         A role the template does not know is never dropped: `developer` becomes `system`, and where the template leaves
-        out a tool, function or developer message, the message goes in under a role that every template knows. Tool
-        calls of the history become text where the template knows none.
+        out a tool, function or developer message, the message goes in under a role that every template knows. Where the
+        template knows no tools they are described in the system turn, and calls of the history become text.
 
         Raises: TemplateRefused with the template's own words; UnsupportedParameter for a final message that the
         template changes beyond recognition.
@@ -112,6 +124,13 @@ class ChatTemplate:
 
     def _rendered(self, prompt: ChatPrompt) -> str:
         messages = self._in_known_roles(prompt, [self._adapted(message) for message in prompt.messages])
+        is_described = bool(prompt.tools) and self.call_format is PLAIN
+        messages = self._with_history(messages, as_text=is_described or "tool_calls" not in self._source)
+        if is_described:
+            return self._with_tools_described(prompt, messages)
+        return self._written(prompt, messages)
+
+    def _written(self, prompt: ChatPrompt, messages: list[dict[str, Any]]) -> str:
         if not prompt.continue_final_message:
             return self._run(prompt, messages)
         # The mark says where the final message ends; its own text may occur again in what the template puts after it.
@@ -125,9 +144,49 @@ class ChatTemplate:
             )
         return text
 
+    def _with_tools_described(self, prompt: ChatPrompt, messages: list[dict[str, Any]]) -> str:
+        """In the system turn, or, where the template takes none, before what the user says first."""
+        tools = prompt.tools or []
+        without = msgspec.structs.replace(prompt, tools=None)
+        try:
+            return self._written(without, described(tools, messages, role="system"))
+        except _Refusal:
+            return self._written(without, described(tools, messages, role="user"))
+
+    def _with_history(self, messages: list[dict[str, Any]], *, as_text: bool) -> list[dict[str, Any]]:
+        """Calls and results as this template's family has them. A model that is told how to call shall see calls of
+        that form, whatever its template makes of them."""
+        if not any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
+            return messages
+        if as_text:
+            return [with_calls_as_text(message) for message in messages]
+        if self.call_format.has_short_ids:
+            messages = with_short_ids(messages)
+        return messages if self._takes_text else [with_arguments_as_objects(message) for message in messages]
+
+    @functools.cached_property
+    def _takes_text(self) -> bool:
+        """Whether the arguments of a call are JSON text to this template. Most print them with `tojson`, or go through
+        their members; found out with a call, because some of both kinds look alike."""
+        call = {"id": "abcdefgh0", "type": "function", "function": {"name": "f", "arguments": '{"probe": 1}'}}
+        talk: list[dict[str, Any]] = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "1", "name": "f", "tool_call_id": "abcdefgh0"},
+        ]
+        as_objects = self._probed([with_arguments_as_objects(message) for message in talk])
+        return "'probe'" in as_objects if as_objects is not None else self._probed(talk) is not None
+
+    def _probed(self, talk: list[dict[str, Any]]) -> str | None:
+        """What becomes of a conversation of ours; None where the template cannot take it."""
+        try:
+            return self._run(ChatPrompt(messages=talk, add_generation_prompt=False), talk)
+        except Exception:  # a template is somebody else's program
+            return None
+
     def _run(self, prompt: ChatPrompt, messages: list[dict[str, Any]]) -> str:
         variables: dict[str, Any] = {
-            **prompt.template_kwargs,
+            **{name: value for name, value in prompt.template_kwargs.items() if name != "tools"},
             **self._tokens,
             "messages": messages,
             "add_generation_prompt": prompt.add_generation_prompt and not prompt.continue_final_message,
@@ -156,28 +215,7 @@ class ChatTemplate:
         adapted = {**message, "content": message.get("content") or ""}
         if adapted["role"] == "developer" and "developer" not in self._source:
             adapted["role"] = "system"
-        if calls := adapted.get("tool_calls"):
-            if "tool_calls" in self._source:
-                adapted["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
-            else:
-                adapted["content"] = "\n".join(filter(None, [adapted["content"], *map(_call_as_text, calls)]))
         return adapted
-
-
-def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    # Templates print the arguments with `tojson`; a string would come out quoted twice.
-    function = call.get("function", {})
-    try:
-        arguments = json.loads(function.get("arguments") or "{}")
-    except ValueError:
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
-
-
-def _call_as_text(call: dict[str, Any]) -> str:
-    function = _with_parsed_arguments(call).get("function", {})
-    payload = {"name": function.get("name", ""), "arguments": function.get("arguments", {})}
-    return f"<tool_call>\n{json.dumps(payload, ensure_ascii=False)}\n</tool_call>"
 
 
 def _mark(i: int) -> str:
@@ -185,14 +223,21 @@ def _mark(i: int) -> str:
 
 
 def compile_template(
-    source: str | None, *, bos_token: str, eos_token: str, warn: Callable[[str], None]
+    source: str | None,
+    *,
+    bos_token: str,
+    eos_token: str,
+    warn: Callable[[str], None],
+    thought_markers: ThoughtMarkers | None = None,
 ) -> ChatTemplate | None:
     """The model's template, or None where it has none or it does not compile (then `warn` is told why): such a model
-    still serves text completions."""
+    still serves text completions. `thought_markers`: None reads them from the template."""
     if not source:
         return None
     try:
-        return ChatTemplate(source, bos_token=bos_token, eos_token=eos_token)
+        template = ChatTemplate(source, bos_token=bos_token, eos_token=eos_token)
     except Exception as error:  # deep nesting and long numbers end in errors of Python's own
         warn(f"the chat template does not compile: {error}")
         return None
+    template.thought_markers = thought_markers or template.thought_markers
+    return template

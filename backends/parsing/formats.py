@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 Family = Literal["hermes", "llama3", "mistral", "plain"]
@@ -27,8 +27,15 @@ class CallFormat:
     """The marker may be followed by a list of calls, or by a name."""
     further_marks: tuple[str, ...] = ()
     """More of the family's marks, within a call."""
+    is_named: bool = False
+    """A call is written as a name and its arguments, the newer of Mistral's forms."""
     has_short_ids: bool = False
     """A call's id is nine letters and digits."""
+
+    @property
+    def is_bare(self) -> bool:
+        """Calls are best written without a marker."""
+        return self.takes_bare and self.close is None
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -45,6 +52,7 @@ MISTRAL: Final = CallFormat(
     further_marks=("[ARGS]", "[CALL_ID]"),
     has_short_ids=True,
 )
+MISTRAL_NAMED: Final = replace(MISTRAL, is_named=True)
 PLAIN: Final = CallFormat(family="plain", open="<tool_call>", close="</tool_call>", takes_bare=True)
 
 
@@ -54,7 +62,7 @@ def format_of(template: str, *, knows_tools: bool) -> CallFormat:
     if not knows_tools:
         return PLAIN
     if MISTRAL.open in template:
-        return MISTRAL
+        return MISTRAL_NAMED if "[ARGS]" in template else MISTRAL
     if HERMES.open in template and "<function=" not in template:
         return HERMES
     if LLAMA3.open in template or ("ipython" in template and '"parameters"' in template):

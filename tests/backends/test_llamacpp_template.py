@@ -134,9 +134,10 @@ def test_template_kwargs_cannot_take_the_place_of_the_conversation(name: str):
 
 def test_template_kwargs_cannot_take_the_place_of_the_tools():
     tools = [{"type": "function", "function": {"name": "real"}}]
-    source = "{{ tools[0].function.name }}"
+    source = "{{ tools[0].function.name }}{# <tool_call> #}"
 
     assert render(source, user("x"), tools=tools, template_kwargs={"tools": "forged"}) == "real"
+    assert render("{{ tools is defined }}", user("x"), template_kwargs={"tools": "forged"}) == "False"
 
 
 def test_tools_are_undefined_when_there_are_none():
