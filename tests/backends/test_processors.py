@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from backends.control_groups import ControlGroups
 from backends.processors import usable_cores
 
 
@@ -22,7 +23,7 @@ def seen(folder: Path, membership: str, files: dict[str, str]) -> int:
         path = folder / "groups" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-    return usable_cores(folder / "membership", folder / "groups")
+    return usable_cores(ControlGroups(folder / "membership", folder / "groups"))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_another_controller_s_group_is_not_asked(tmp_path: Path) -> None:
 
 
 def test_where_there_are_no_control_groups_the_machine_counts(tmp_path: Path) -> None:
-    assert usable_cores(tmp_path / "none", tmp_path / "nothing") == 64
+    assert usable_cores(ControlGroups(tmp_path / "none", tmp_path / "nothing")) == 64
 
 
 def test_a_group_outside_of_what_is_seen_is_left_alone(tmp_path: Path) -> None:
