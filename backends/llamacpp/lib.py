@@ -65,6 +65,13 @@ def llama() -> Any:
     return library
 
 
+def llama_tokenize_address() -> int:
+    """Of the C function, for libraries that call it themselves."""
+    address = ctypes.cast(llama()._lib.llama_tokenize, ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
 def _load_cpu_library(library: Any, folder: Path) -> None:
     """A build for any x86-64 CPU has one library per generation beside libllama; llama.cpp takes the best one that this
     CPU runs, but only when asked to, and it would look in the folder of the Python that runs us."""

@@ -1,0 +1,193 @@
+"""What an answer has to look like: compiled once by `llguidance`, followed token by token per sequence.
+
+The package is imported and the vocabulary is told to it when the first request needs it: its tables are about 20 MiB
+and 0.3 s for 49,152 tokens.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.errors import BackendFailed, InvalidGrammar
+from backends.llamacpp.lib import llama_tokenize_address
+from backends.llamacpp.model import GgufModel
+
+if TYPE_CHECKING:
+    import llguidance
+
+Logits = npt.NDArray[np.float32]
+
+MAX_TEXT_BYTES: Final = 512 << 10
+"""Of one grammar: what a request may hold (`openai_compat.schemas.limits`), and room for what is put around it."""
+MAX_CACHED: Final = 64
+MAX_CACHED_BYTES: Final = 4 << 20
+"""Of the texts of what is kept; compiled they are about 20 times as large."""
+_MAX_REASON_CHARS: Final = 200
+_LIMITS: Final[dict[str, Any]] = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_items_in_row": 2_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 200_000,
+}
+"""What one grammar may cost to compile, and one mask. Beyond them the request fails; nobody else waits for long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A constraint as text. `spacing`: llguidance's options for JSON, where `kind` is `json`."""
+
+    kind: Literal["json", "lark", "regex"]
+    text: str
+    spacing: tuple[tuple[str, Any], ...] = ()
+    param: str = field(compare=False)
+    """Where it stood in the request; named by errors."""
+
+
+class Constraint:
+    """A compiled constraint, shared by the sequences that are under it."""
+
+    def __init__(self, prototype: llguidance.LLMatcher, num_vocab_tokens: int) -> None:
+        self._prototype = prototype
+        self._num_vocab_tokens = num_vocab_tokens
+
+    def matcher(self) -> Matcher:
+        """At the beginning of an answer. Takes some 10 µs."""
+        return Matcher(self._prototype.deep_copy(), self._num_vocab_tokens)
+
+
+class Matcher:
+    """Where one sequence is in its constraint. Not thread-safe."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, num_vocab_tokens: int) -> None:
+        self._matcher = matcher
+        self._num_vocab_tokens = num_vocab_tokens
+
+    @property
+    def is_complete(self) -> bool:
+        """The text so far is a whole answer; there may be longer ones."""
+        return self._matcher.is_accepting()
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing but an end may follow."""
+        return self._matcher.is_stopped()
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """For each token of the vocabulary whether it may come next, ends included. Takes 0.1 to 0.5 ms, mostly without
+        the interpreter's lock. Raises: BackendFailed."""
+        mask = self._matcher.compute_bitmask()
+        self._check()
+        bits = np.frombuffer(mask, dtype=np.uint8)
+        return np.unpackbits(bits, count=self._num_vocab_tokens, bitorder="little").view(np.bool_)
+
+    def accept(self, token: int) -> None:
+        """Go on by a token that `allowed` has. Raises: BackendFailed."""
+        self._matcher.consume_token(token)
+        self._check()
+
+    def forced(self) -> list[int]:
+        """Tokens that must come next, whatever the model says; may be empty. Raises: BackendFailed."""
+        tokens = self._matcher.compute_ff_tokens()
+        self._check()
+        return tokens
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            reason = _first_line(self._matcher.get_error())
+            raise BackendFailed(f"The answer's constraint cannot be followed any further: {reason}")
+
+
+class ConstraintCompiler:
+    """Compiles constraints for one model and keeps what was used last. Thread-safe; everything here blocks."""
+
+    def __init__(self, model: GgufModel) -> None:
+        self._model = model
+        self._lock = threading.Lock()
+        """Held while a grammar is compiled: one core at most, however many ask."""
+        self._tokenizer: llguidance.LLTokenizer | None = None
+        self._kept: OrderedDict[Source, Constraint] = OrderedDict()
+        self._kept_bytes = 0
+
+    def compile(self, source: Source) -> Constraint:
+        """Raises: InvalidGrammar with what is wrong, when it cannot be enforced as a whole or costs too much."""
+        with self._lock:
+            kept = self._kept.get(source)
+            if kept is not None:
+                self._kept.move_to_end(source)
+                return kept
+            made = self._compile(source)
+            self._kept[source] = made
+            self._kept_bytes += len(source.text)
+            while len(self._kept) > MAX_CACHED or self._kept_bytes > MAX_CACHED_BYTES:
+                dropped, _ = self._kept.popitem(last=False)
+                self._kept_bytes -= len(dropped.text)
+            return made
+
+    def _compile(self, source: Source) -> Constraint:
+        if not self._model.end_of_generation:
+            raise InvalidGrammar(
+                f"{source.param}: this model has no token that ends a text", param=source.param
+            )
+        if "\0" in source.text:
+            raise InvalidGrammar(f"{source.param}: it holds a NUL character", param=source.param)
+        try:
+            size = len(source.text.encode())
+        except UnicodeEncodeError:
+            raise InvalidGrammar(f"{source.param}: it holds half a character", param=source.param) from None
+        if size > MAX_TEXT_BYTES:
+            raise InvalidGrammar(
+                f"{source.param}: {size} bytes are more than the limit of {MAX_TEXT_BYTES}",
+                param=source.param,
+            )
+        import llguidance
+
+        try:
+            if source.kind == "json":
+                overrides: Any = {"whitespace_flexible": False, **dict(source.spacing), "lenient": False}
+                grammar = llguidance.LLMatcher.grammar_from_json_schema(source.text, overrides=overrides)
+            elif source.kind == "regex":
+                grammar = llguidance.LLMatcher.grammar_from_regex(source.text)
+            else:
+                grammar = llguidance.LLMatcher.grammar_from_lark(source.text)
+        except ValueError as error:
+            raise InvalidGrammar(f"{source.param}: {_first_line(str(error))}", param=source.param) from None
+        limits = llguidance.LLParserLimits(**_LIMITS, verbose_errors=False)
+        prototype = llguidance.LLMatcher(self._told_vocabulary(), grammar, log_level=0, limits=limits)
+        if not prototype.is_error():
+            # What has no answer at all shows here.
+            attempt = prototype.deep_copy()
+            attempt.compute_bitmask()
+            if not attempt.is_error():
+                return Constraint(prototype, self._model.num_vocab_tokens)
+            prototype = attempt
+        raise InvalidGrammar(f"{source.param}: {_first_line(prototype.get_error())}", param=source.param)
+
+    def _told_vocabulary(self) -> llguidance.LLTokenizer:
+        if self._tokenizer is None:
+            import llguidance
+
+            model = self._model
+            # llguidance calls llama.cpp's tokenizer itself, without the interpreter's lock.
+            make: Any = getattr(llguidance.LLTokenizer, "from_llamacpp")  # noqa: B009 - its types do not know it
+            self._tokenizer = make(
+                tokens=model.vocabulary(),
+                vocab_ptr=model.vocab,
+                tokenize_fptr=llama_tokenize_address(),
+                eos_token=sorted(model.end_of_generation),
+                slices=llguidance.LLTokenizer.json_slices(),
+            )
+        assert self._tokenizer is not None
+        return self._tokenizer
+
+
+def _first_line(reason: str) -> str:
+    line = reason.strip().partition("\n")[0]
+    return f"{line[:_MAX_REASON_CHARS]}…" if len(line) > _MAX_REASON_CHARS else line
