@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from backends.errors import BackendFailed, InsufficientMemory, ServiceError
+from backends.llamacpp.constraint import Constraint
 from backends.llamacpp.context import Context, ContextConfig, NoRoomInCache
 from backends.llamacpp.model import GgufModel
 from backends.llamacpp.output import ChoiceOutput
@@ -52,6 +53,8 @@ class Job:
     """Where its events go; called by whoever `deliver` hands the delivery to."""
     shown: Mapping[int, bytes] = field(default_factory=dict)
     """Control tokens that are text here, and what they say: the marks of tool calls, for example."""
+    constraint: Constraint | None = None
+    """What each of its answers has to look like."""
     started_at: float = 0.0
     first_token_at: float = 0.0
     cached_tokens: int = 0
@@ -105,7 +108,9 @@ class Sequence:
         if self.sampler is None:
             job = self.job
             seed = job.seed + self.index % job.n
-            self.sampler = Sampler(job.params, model, seed=seed, prompt=self.tokens[: self.num_prompt])
+            matcher = job.constraint.matcher() if job.constraint is not None else None
+            prompt = self.tokens[: self.num_prompt]
+            self.sampler = Sampler(job.params, model, seed=seed, prompt=prompt, matcher=matcher)
 
     def close(self) -> None:
         """Free its sampler. Idempotent."""
@@ -511,11 +516,18 @@ class Engine:
             job, output, params = sequence.job, sequence.output, sequence.job.params
             sampler = sequence.sampler
             assert sampler is not None
+            if job.is_over:
+                continue  # another sequence of it failed in this step
             if not job.first_token_at:
                 job.first_token_at = now
             raw = row.copy() if params.logprobs is not None else row
-            sampler.prepare(row, output.num_generated)
-            token = sampler.choose(row)
+            try:
+                sampler.prepare(row, output.num_generated)
+                token = sampler.choose(row)
+            except BackendFailed as error:
+                # Its constraint cannot be followed any further: it ends here rather than without one.
+                self._end_job(job, error)
+                continue
             output.count()
             if token in end_of_generation:
                 self._finish(sequence, "stop", None, now)
@@ -527,7 +539,7 @@ class Engine:
             entry = (
                 logprobs_of(raw, token, params.logprobs, self._model) if params.logprobs is not None else None
             )
-            if output.accept(job.shown.get(token) or self._model.piece(token), entry):
+            if output.accept(job.shown.get(token) or self._model.piece(token), entry) or sampler.is_over:
                 self._finish(sequence, "stop", None, now)
             elif output.num_generated == sequence.max_tokens or len(sequence.tokens) >= self._max_length:
                 self._finish(sequence, "length", None, now)

@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backends.errors import InvalidGrammar, InvalidParameter
+from backends.errors import BackendFailed, InvalidGrammar, InvalidParameter
+from backends.llamacpp.constraint import Logits, Matcher
 from backends.llamacpp.grammar import check_text
 from backends.llamacpp.lib import engine_log, llama
 from backends.llamacpp.model import GgufModel
 from backends.types import SamplingParams, TokenLogprob, TokenLogprobs
-
-Logits = npt.NDArray[np.float32]
 
 _SEED_MASK = 0xFFFFFFFF
 _COLDEST = 1e-5
@@ -68,16 +67,26 @@ def draw_seed() -> int:
 class Sampler:
     """The choice of tokens for one sequence; owns llama.cpp samplers and must be closed.
 
-    `seed` differs between the sequences of one request, so that `n` choices differ. Not thread-safe.
+    `seed` differs between the sequences of one request, so that `n` choices differ. `matcher`: what the answer has to
+    look like; it follows the choices. Not thread-safe.
     """
 
-    def __init__(self, params: SamplingParams, model: GgufModel, *, seed: int, prompt: list[int]) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        model: GgufModel,
+        *,
+        seed: int,
+        prompt: list[int],
+        matcher: Matcher | None = None,
+    ) -> None:
         self._params = params
         self._model = model
         self._vocab_size = model.num_vocab_tokens
         self._stop_ids = np.array(params.stop_token_ids, dtype=np.int64)
         self._bias_ids = np.fromiter(params.logit_bias, dtype=np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), dtype=np.float32)
+        self._matcher = matcher
         self._grammar: Any = None
         self._chain: Any = None
         self.is_greedy = params.temperature < _COLDEST or params.top_p == 0 or params.top_k == 1
@@ -92,7 +101,6 @@ class Sampler:
             self._chain = self._build_chain(seed, prompt)
         if self._chain is not None:
             self._candidates = np.zeros(self._vocab_size, dtype=_TOKEN_DATA)
-            self._all_ids = np.arange(self._vocab_size, dtype=np.int32)
 
     def _build_chain(self, seed: int, prompt: list[int]) -> Any:
         lib = llama()
@@ -128,8 +136,15 @@ class Sampler:
         window = self._model.train_context_length
         return llama().llama_sampler_init_penalties(self._vocab_size, window, repeat, frequency, presence)
 
+    @property
+    def is_over(self) -> bool:
+        """The answer is complete, and its constraint lets nothing follow. Asking the model for its end would be a step
+        of the engine for nothing."""
+        return self._matcher is not None and self._matcher.is_over
+
     def prepare(self, row: Logits, num_generated: int) -> None:
-        """Write into `row` what forbids or favours tokens: the caller's bias, and no end before its time."""
+        """Write into `row` what forbids or favours tokens: the caller's bias, no end before its time, the constraint.
+        Raises: BackendFailed when the constraint says neither what may follow nor that nothing may."""
         params = self._params
         if self._bias_ids.size:
             row[self._bias_ids] += self._bias
@@ -137,13 +152,29 @@ class Sampler:
             row[self._model.end_of_generation_ids] = -math.inf
         if num_generated < params.min_tokens and self._stop_ids.size:
             row[self._stop_ids] = -math.inf
+        if self._matcher is not None:
+            row[~self._matcher.allowed()] = -math.inf
 
     def choose(self, row: Logits) -> int:
-        """The next token for a prepared row; the choice is remembered by penalties and grammar.
+        """The next token for a prepared row; the choice is remembered by penalties, grammar and constraint.
 
         An end of generation when nothing may follow: the grammar is complete, and the end is forbidden (`ignore_eos`,
         `min_tokens`).
+
+        Raises: BackendFailed when no token may follow and the constraint is not met either.
         """
+        if self._matcher is None:
+            return self._choose(row)
+        if row.max() == -math.inf:
+            if not self._matcher.is_complete:
+                raise BackendFailed("The answer's constraint lets no token of the model follow")
+            return min(self._model.end_of_generation)
+        token = self._choose(row)
+        if token not in self._model.end_of_generation:
+            self._matcher.accept(token)
+        return token
+
+    def _choose(self, row: Logits) -> int:
         if self._chain is None:
             return int(row.argmax())
         token = self._apply_chain(row)
@@ -161,9 +192,11 @@ class Sampler:
 
     def _apply_chain(self, row: Logits, *, constrained: bool = False) -> int:
         lib = llama()
-        candidates = self._candidates
-        candidates["id"] = self._all_ids
-        candidates["logit"] = row
+        # What is forbidden stays away: it would be candidates of no chance, of which llama.cpp's `typical_p` makes NaN.
+        ids = np.flatnonzero(row > -math.inf)
+        candidates = self._candidates[: ids.size]
+        candidates["id"] = ids
+        candidates["logit"] = row[ids]
         candidates["p"] = 0.0
         array = _token_array(lib, candidates)
         if constrained:
