@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 
 from backends.embedding import EmbeddingRequest, Embeddings, Ranking, RerankRequest
 from backends.errors import NotSupported
+from backends.tokenizing import DetokenizeRequest, TokenizeRequest, Tokens
 from backends.types import (
     BackendHealth,
     EventBatch,
@@ -72,6 +73,22 @@ class Backend(ABC):
     async def count_tokens(self, model: str, prompt: Prompt) -> int:
         """Tokens of `prompt` after the model's own template. Loads the model if need be. Never waits for a
         generation."""
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        """The tokens of a prompt. Loads the model if need be. Never waits for a generation.
+
+        Raises: as `generate` for what is wrong with the prompt, but for its length; NotSupported.
+        """
+        del request
+        raise NotSupported(f"Backend {self.kind!r} does not tell tokens", param=None)
+
+    async def detokenize(self, request: DetokenizeRequest) -> str:
+        """The text of tokens, special ones included; bytes that are no character are U+FFFD. Otherwise as `tokenize`.
+
+        Raises: InvalidParameter for an id outside the vocabulary; NotSupported.
+        """
+        del request
+        raise NotSupported(f"Backend {self.kind!r} does not know the text of tokens", param=None)
 
     @abstractmethod
     def load(self, model: str) -> AsyncGenerator[LoadProgress, None]:

@@ -7,6 +7,8 @@ A frame is one byte of kind, four bytes of length (big endian) and that many byt
     R  the result of a call that has one (an integer, or nil)
     V  Embeddings, the result of /embed
     S  Ranking, the result of /rerank
+    T  Tokens, the result of /tokenize
+    D  a text, the result of /detokenize
     X  an error; nothing follows it
 
 Errors cross with the names of their class and its ancestors, and are rebuilt as the first of them that this
@@ -22,6 +24,7 @@ import msgspec
 
 from backends.embedding import EmbeddingRequest, Embeddings, Ranking, RerankRequest
 from backends.errors import BackendFailed, ServiceError
+from backends.tokenizing import DetokenizeRequest, TokenizeRequest, Tokens
 from backends.types import Event, GenerationRequest, LoadProgress, Prompt
 from models.errors import ModelError
 
@@ -30,8 +33,10 @@ PROGRESS: Final = ord("P")
 RESULT: Final = ord("R")
 VECTORS: Final = ord("V")
 SCORES: Final = ord("S")
+TOKENS: Final = ord("T")
+TEXT: Final = ord("D")
 ERROR: Final = ord("X")
-_KINDS: Final = frozenset({EVENTS, PROGRESS, RESULT, VECTORS, SCORES, ERROR})
+_KINDS: Final = frozenset({EVENTS, PROGRESS, RESULT, VECTORS, SCORES, TOKENS, TEXT, ERROR})
 
 _HEAD_BYTES = 5
 MAX_FRAME_BYTES = 256 << 20
@@ -66,6 +71,10 @@ decode_call = msgspec.msgpack.Decoder(ModelCall).decode
 decode_count = msgspec.msgpack.Decoder(CountCall).decode
 decode_embed = msgspec.msgpack.Decoder(EmbeddingRequest).decode
 decode_rerank = msgspec.msgpack.Decoder(RerankRequest).decode
+decode_tokenize = msgspec.msgpack.Decoder(TokenizeRequest).decode
+decode_detokenize = msgspec.msgpack.Decoder(DetokenizeRequest).decode
+decode_tokens = msgspec.msgpack.Decoder(Tokens).decode
+decode_text = msgspec.msgpack.Decoder(str).decode
 decode_vectors = msgspec.msgpack.Decoder(Embeddings).decode
 decode_scores = msgspec.msgpack.Decoder(Ranking).decode
 decode_events = msgspec.msgpack.Decoder(list[Event]).decode

@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING
 
 from backends.embedding import EmbeddingRequest, Embeddings, Ranking, RerankRequest
-from backends.errors import ServiceError, UnsupportedParameter
+from backends.errors import NotSupported, ServiceError, UnsupportedParameter
+from backends.tokenizing import DetokenizeRequest, TokenizeRequest, Tokens
 from backends.types import EventBatch, GenerationRequest, LoadProgress, Prompt
 
 if TYPE_CHECKING:
@@ -72,6 +73,16 @@ class LoadedModel(ABC):
     @abstractmethod
     async def count_tokens(self, prompt: Prompt) -> int:
         """As `Backend.count_tokens`."""
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        """As `Backend.tokenize`, for a request whose model is this one."""
+        del request
+        raise NotSupported(f"The model {self.card_id!r} does not tell its tokens", param=None)
+
+    async def detokenize(self, request: DetokenizeRequest) -> str:
+        """As `Backend.detokenize`, for a request whose model is this one."""
+        del request
+        raise NotSupported(f"The model {self.card_id!r} does not tell the text of its tokens", param=None)
 
     @abstractmethod
     async def aclose(self) -> None:

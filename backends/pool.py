@@ -42,6 +42,7 @@ from backends.loader import LoadedModel, ModelLoader
 from backends.placement import Evict, Grown, Limits, Load, Reject, State, Tick, Wait, Want, decide
 from backends.placement import next_expiry as first_expiry
 from backends.residency import Bell, Copy, LoadJob, Row, Ticket
+from backends.tokenizing import DetokenizeRequest, TokenizeRequest, Tokens
 from backends.types import (
     BackendHealth,
     Event,
@@ -166,6 +167,16 @@ class PooledBackend(Backend):
     async def count_tokens(self, model: str, prompt: Prompt) -> int:
         async with self._lease(model, None) as loaded:
             return await loaded.count_tokens(prompt)
+
+    @override
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        async with self._lease(request.model, None) as loaded:
+            return await loaded.tokenize(request)
+
+    @override
+    async def detokenize(self, request: DetokenizeRequest) -> str:
+        async with self._lease(request.model, None) as loaded:
+            return await loaded.detokenize(request)
 
     @asynccontextmanager
     async def _lease(self, name: str, request_id: str | None) -> AsyncIterator[LoadedModel]:

@@ -16,6 +16,7 @@ from backends.fake import tokens
 from backends.fake.intent import Intent, intent_of
 from backends.fake.sequence import Answer, Sequence
 from backends.loader import LoadedModel
+from backends.tokenizing import TokenizeRequest, Tokens
 from backends.types import (
     ChatPrompt,
     EventBatch,
@@ -24,6 +25,7 @@ from backends.types import (
     GenerationRequest,
     Prompt,
     Started,
+    TextPrompt,
     TokenPrompt,
     Usage,
 )
@@ -86,6 +88,19 @@ class FakeModel(LoadedModel):
     async def count_tokens(self, prompt: Prompt) -> int:
         self._check_prompt(prompt)
         return tokens.count(prompt)
+
+    @override
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        """Of a conversation only how many there are: what stands around its messages has no text."""
+        prompt = request.prompt
+        self._check_prompt(prompt)
+        if isinstance(prompt, TextPrompt):
+            words = tuple(tokens.split(prompt.text))
+            ids = tuple(map(tokens.token_id, words))
+            return Tokens(len(ids), ids, words if request.with_strings else None, self.context_length)
+        if request.with_strings:
+            raise UnsupportedParameter("The fake backend tells no tokens of this", param="return_token_strs")
+        return Tokens(tokens.count(prompt), context_length=self.context_length, is_estimated=True)
 
     @override
     async def abort(self, request_id: str) -> None:

@@ -21,6 +21,7 @@ from backends.llamacpp.model import GgufModel
 from backends.llamacpp.pairs import PairFrame
 from backends.llamacpp.wordpiece import WordPiece
 from backends.loader import LoadedModel, refused
+from backends.tokenizing import DetokenizeRequest, TokenizeRequest, Tokens
 from backends.types import ChatPrompt, EventBatch, GenerationRequest, Prompt, TokenPrompt
 from backends.vectors import Vector, check_dimensions, pack
 
@@ -129,13 +130,7 @@ class EmbeddingModel(LoadedModel):
     def _tokenize(self, prompt: EmbeddingInput) -> list[int]:
         """Token ids are taken as they are: whoever sends them has put the first and last token there."""
         if isinstance(prompt, TokenPrompt):
-            for token in (min(prompt.token_ids, default=0), max(prompt.token_ids, default=0)):
-                if not 0 <= token < self._model.num_vocab_tokens:
-                    raise InvalidParameter(
-                        f"input: token id {token} is outside the model's vocabulary of "
-                        f"{self._model.num_vocab_tokens} tokens",
-                        param="input",
-                    )
+            self._model.check_ids(prompt.token_ids, "input")
             return list(prompt.token_ids)
         if self._wordpiece is not None:
             return self._wordpiece.encode(prompt.text)
@@ -187,6 +182,23 @@ class EmbeddingModel(LoadedModel):
             raise UnsupportedParameter(f"The model {self.card_id!r} has no chat template", param="messages")
         size = _size(prompt)
         return len(await self._read(size, self._tokenize, prompt))
+
+    @override
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        prompt = request.prompt
+        if isinstance(prompt, ChatPrompt):
+            raise UnsupportedParameter(f"The model {self.card_id!r} has no chat template", param="messages")
+        if request.add_special_tokens is False and not isinstance(prompt, TokenPrompt):
+            ids = await self._read(_size(prompt), self._bare, prompt.text)
+        else:
+            ids = await self._read(_size(prompt), self._tokenize, prompt)
+        strings = tuple(map(self._model.vocabulary_text, ids)) if request.with_strings else None
+        return Tokens(len(ids), tuple(ids), strings, self.context_length)
+
+    @override
+    async def detokenize(self, request: DetokenizeRequest) -> str:
+        self._model.check_ids(request.token_ids, "tokens")
+        return await self._read(len(request.token_ids), self._model.detokenize, request.token_ids)
 
     @override
     async def aclose(self) -> None:

@@ -26,6 +26,7 @@ from backends.llamacpp.reading import Reading, told_again
 from backends.llamacpp.sampler import check_grammar, check_token_ids, draw_seed
 from backends.llamacpp.template import ChatTemplate
 from backends.loader import LoadedModel
+from backends.tokenizing import DetokenizeRequest, TokenizeRequest, Tokens
 from backends.types import (
     ChatPrompt,
     Event,
@@ -34,6 +35,7 @@ from backends.types import (
     GenerationRequest,
     Prompt,
     TextPrompt,
+    TokenPrompt,
 )
 
 T = TypeVar("T")
@@ -215,21 +217,18 @@ class LlamaCppModel(LoadedModel):
 
     def _tokenize(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, ChatPrompt):
-            if self._template is None:
-                raise UnsupportedParameter(
-                    f"The model {self.card_id!r} has no chat template; use /v1/completions", param="messages"
-                )
-            return self._model.tokenize_rendered(self._template.render(prompt))
+            return self._model.tokenize_rendered(self._rendered(prompt))
         if isinstance(prompt, TextPrompt):
             return self._model.tokenize(prompt.text, add_special=True, parse_special=True) or self._bos()
-        for token in (min(prompt.token_ids, default=0), max(prompt.token_ids, default=0)):
-            if not 0 <= token < self._model.num_vocab_tokens:
-                raise InvalidParameter(
-                    f"prompt: token id {token} is outside the model's vocabulary of "
-                    f"{self._model.num_vocab_tokens} tokens",
-                    param="prompt",
-                )
+        self._model.check_ids(prompt.token_ids, "prompt")
         return list(prompt.token_ids)
+
+    def _rendered(self, prompt: ChatPrompt) -> str:
+        if self._template is None:
+            raise UnsupportedParameter(
+                f"The model {self.card_id!r} has no chat template; use /v1/completions", param="messages"
+            )
+        return self._template.render(prompt)
 
     def _bos(self) -> list[int]:
         """What an empty text stands for: the beginning of one."""
@@ -249,6 +248,28 @@ class LlamaCppModel(LoadedModel):
     @override
     async def count_tokens(self, prompt: Prompt) -> int:
         return len(await self._read((prompt,), self._tokenize, prompt))
+
+    @override
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        ids, strings = await self._read((request.prompt,), self._tokens_of, request)
+        return Tokens(len(ids), tuple(ids), strings, self.context_length)
+
+    def _tokens_of(self, request: TokenizeRequest) -> tuple[list[int], tuple[str, ...] | None]:
+        prompt, add_special = request.prompt, request.add_special_tokens
+        if add_special is None or isinstance(prompt, TokenPrompt):
+            ids = self._tokenize(prompt)
+        else:
+            text = self._rendered(prompt) if isinstance(prompt, ChatPrompt) else prompt.text
+            ids = self._model.tokenize(text, add_special=add_special, parse_special=True)
+        return ids, tuple(map(self._model.vocabulary_text, ids)) if request.with_strings else None
+
+    @override
+    async def detokenize(self, request: DetokenizeRequest) -> str:
+        self._model.check_ids(request.token_ids, "tokens")
+        if len(request.token_ids) > _INLINE_BYTES:
+            return await self._in_thread(self._model.detokenize, request.token_ids)
+        self._check_open()
+        return self._model.detokenize(request.token_ids)
 
     @override
     async def aclose(self) -> None:

@@ -6,6 +6,8 @@
     POST /load           ModelCall          -> P frames, the last one `ready`
     POST /unload         ModelCall          -> R frame, nil
     POST /count_tokens   ModelCall          -> R frame, an integer
+    POST /tokenize       TokenizeRequest    -> T frame, Tokens
+    POST /detokenize     DetokenizeRequest  -> D frame, a text
     GET  /health                            -> BackendHealth as JSON, always 200
     GET  /offers                            -> Offers as JSON
     GET  /metrics                           -> Prometheus text
@@ -36,6 +38,7 @@ from backends.base import Backend
 from backends.codec import CountCall, ModelCall
 from backends.embedding import EmbeddingRequest, RerankRequest
 from backends.errors import BackendFailed, BackendTimeout, ServiceError
+from backends.tokenizing import DetokenizeRequest, TokenizeRequest
 from backends.types import (
     BackendHealth,
     ChoiceFinished,
@@ -121,6 +124,12 @@ def create_runner_app(
     async def count_tokens(exchange: _Exchange, call: CountCall) -> None:
         await exchange.result(the().count_tokens(call.model, call.prompt))
 
+    async def tokenize(exchange: _Exchange, request: TokenizeRequest) -> None:
+        await exchange.answer(codec.TOKENS, the().tokenize(request))
+
+    async def detokenize(exchange: _Exchange, request: DetokenizeRequest) -> None:
+        await exchange.answer(codec.TEXT, the().detokenize(request))
+
     async def health(exchange: _Exchange, _: bytes) -> None:
         await exchange.whole(_JSON, msgspec.json.encode(await the().health()))
 
@@ -158,6 +167,8 @@ def create_runner_app(
             post("/load", codec.decode_call, load, is_bounded=False),
             post("/unload", codec.decode_call, unload),
             post("/count_tokens", codec.decode_count, count_tokens),
+            post("/tokenize", codec.decode_tokenize, tokenize),
+            post("/detokenize", codec.decode_detokenize, detokenize),
             get("/health", health),
             get("/offers", offers),
             get("/metrics", metrics),

@@ -22,6 +22,7 @@ from backends.errors import (
     InvalidParameter,
 )
 from backends.link import Exchange, Link, NotHttp, PeerGone
+from backends.tokenizing import DetokenizeRequest, TokenizeRequest, Tokens
 from backends.types import (
     BackendHealth,
     EventBatch,
@@ -142,6 +143,14 @@ class RunnerClient(Backend):
         if count is None:
             raise BackendFailed("The runner counted no tokens")
         return count
+
+    @override
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        return await self._answer("/tokenize", request, codec.TOKENS, codec.decode_tokens)
+
+    @override
+    async def detokenize(self, request: DetokenizeRequest) -> str:
+        return await self._answer("/detokenize", request, codec.TEXT, codec.decode_text)
 
     @override
     async def load(self, model: str) -> AsyncGenerator[LoadProgress, None]:

@@ -21,6 +21,7 @@ from backends.base import Backend
 from backends.clock import Clock, MonotonicClock
 from backends.embedding import EmbeddingRequest, Embeddings, Ranking, RerankRequest
 from backends.errors import BackendError, BackendUnavailable, Draining, Overloaded
+from backends.tokenizing import DetokenizeRequest, TokenizeRequest, Tokens
 from backends.types import (
     BackendHealth,
     EventBatch,
@@ -125,6 +126,14 @@ class RunnerReplicas(Backend):
     @override
     async def count_tokens(self, model: str, prompt: Prompt) -> int:
         return await self._ask(lambda backend: backend.count_tokens(model, prompt))
+
+    @override
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        return await self._ask(lambda backend: backend.tokenize(request))
+
+    @override
+    async def detokenize(self, request: DetokenizeRequest) -> str:
+        return await self._ask(lambda backend: backend.detokenize(request))
 
     @override
     async def abort(self, request_id: str) -> None:

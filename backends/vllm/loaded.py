@@ -8,11 +8,13 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
 from typing import Final
 
+import msgspec
 from typing_extensions import override
 
 from backends.embedding import EmbeddingRequest, Embeddings, Ranking, RerankRequest
 from backends.errors import BackendError, BackendFailed, BackendUnavailable, InvalidParameter, UpstreamError
 from backends.loader import LoadedModel
+from backends.tokenizing import DetokenizeRequest, TokenizeRequest, Tokens
 from backends.types import EventBatch, GenerationRequest, Prompt, TokenPrompt
 from backends.vllm.process import EngineProcess
 from backends.vllm.pulse import until_stuck
@@ -148,6 +150,23 @@ class VLLMModel(LoadedModel):
             _check_ids(prompt.token_ids, self._num_vocab_tokens, "prompt")
         try:
             return await self._upstream.count_tokens(self.card_id, prompt)
+        except (UpstreamError, BackendUnavailable) as error:
+            raise await self._cause_of(error) from None
+
+    @override
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        try:
+            found = await self._upstream.tokenize(self.card_id, request)
+        except (UpstreamError, BackendUnavailable) as error:
+            raise await self._cause_of(error) from None
+        return msgspec.structs.replace(found, context_length=found.context_length or self.context_length)
+
+    @override
+    async def detokenize(self, request: DetokenizeRequest) -> str:
+        if self._num_vocab_tokens is not None:
+            _check_ids(request.token_ids, self._num_vocab_tokens, "tokens")
+        try:
+            return await self._upstream.detokenize(self.card_id, request)
         except (UpstreamError, BackendUnavailable) as error:
             raise await self._cause_of(error) from None
 

@@ -32,6 +32,7 @@ from backends.errors import (
     UpstreamError,
     UpstreamRateLimited,
 )
+from backends.tokenizing import DetokenizeRequest, TokenizeRequest, Tokens
 from backends.types import (
     BackendHealth,
     ChatPrompt,
@@ -212,6 +213,20 @@ class RemoteBackend(Backend):
     @override
     async def count_tokens(self, model: str, prompt: Prompt) -> int:
         """Raises: NotSupported where the servers cannot count."""
+        return await self._ask_one(model, lambda upstream, name: upstream.count_tokens(name, prompt))
+
+    @override
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        """Raises: NotSupported where the servers tell no tokens."""
+        return await self._ask_one(request.model, lambda upstream, name: upstream.tokenize(name, request))
+
+    @override
+    async def detokenize(self, request: DetokenizeRequest) -> str:
+        """Raises: NotSupported where the servers tell no texts."""
+        return await self._ask_one(request.model, lambda upstream, name: upstream.detokenize(name, request))
+
+    async def _ask_one(self, model: str, ask: Callable[[Upstream, str], Awaitable[T]]) -> T:
+        """The answer of the first server that can be reached, the healthy ones and those with little to do first."""
         name = self._served_name(self._catalogue.resolve(model))
         loads = self._loads()
         error: ServiceError = BackendUnavailable("No server is configured")
@@ -219,7 +234,7 @@ class RemoteBackend(Backend):
             self._serving(name), key=lambda i: (self._servers[i].ailment is not None, loads[i])
         ):
             try:
-                return await self._servers[index].upstream.count_tokens(name, prompt)
+                return await ask(self._servers[index].upstream, name)
             except (BackendUnavailable, BackendTimeout) as unavailable:
                 error = unavailable
         raise error

@@ -24,6 +24,7 @@ from backends.errors import (
     UpstreamError,
 )
 from backends.link import NotHttp, OpenExchange, PeerGone
+from backends.tokenizing import DetokenizeRequest, TokenizeRequest, Tokens
 from backends.types import EventBatch, Finished, GenerationRequest, Prompt, Started, Usage
 from backends.vllm import counting, pooling, refusals, transport
 from backends.vllm.answers import Answer
@@ -115,6 +116,22 @@ class Upstream:
             return await self._asked(path, served_name, body)
 
         return await counting.count_tokens(ask, (await self._known()).dialect, served_name, prompt)
+
+    async def tokenize(self, served_name: str, request: TokenizeRequest) -> Tokens:
+        """As `Backend.tokenize`, by the server's own tokenizer and template. Raises: as `count_tokens`."""
+
+        async def ask(path: str, body: dict[str, Any]) -> dict[str, Any]:
+            return await self._asked(path, served_name, body)
+
+        return await counting.tokenize(ask, (await self._known()).dialect, served_name, request)
+
+    async def detokenize(self, served_name: str, request: DetokenizeRequest) -> str:
+        """As `Backend.detokenize`; otherwise as `tokenize`."""
+
+        async def ask(path: str, body: dict[str, Any]) -> dict[str, Any]:
+            return await self._asked(path, served_name, body)
+
+        return await counting.detokenize(ask, (await self._known()).dialect, served_name, request.token_ids)
 
     async def embed(self, request: EmbeddingRequest, *, served_name: str) -> Embeddings:
         """As `Backend.embed`. Not bounded in time; cancelling it closes the connection.

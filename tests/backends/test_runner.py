@@ -30,6 +30,7 @@ from backends.errors import (
 )
 from backends.runner import RunnerClient, app, client, create_runner_app
 from backends.runner.app import merge_text
+from backends.tokenizing import DetokenizeRequest, TokenizeRequest, Tokens
 from backends.types import (
     BackendHealth,
     ChatPrompt,
@@ -102,6 +103,16 @@ class Scripted(Backend):
     @override
     async def count_tokens(self, model: str, prompt: Prompt) -> int:
         return 7
+
+    @override
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        if request.prompt == TextPrompt(text="bad"):
+            raise InvalidParameter("prompt: bad", param="prompt")
+        return Tokens(2, (4, 5), ("a", "b") if request.with_strings else None, 8, request.model == "guess")
+
+    @override
+    async def detokenize(self, request: DetokenizeRequest) -> str:
+        return f"{request.model} {list(request.token_ids)} ä"
 
     @override
     async def load(self, model: str) -> AsyncGenerator[LoadProgress, None]:
@@ -270,6 +281,16 @@ async def test_counting_unloading_and_health_travel(backend: Scripted, runner: R
     await runner.unload("m")
     assert backend.ended == ["unloaded m"]
     assert await runner.health() == await backend.health()
+
+
+async def test_tokens_and_their_text_travel(backend: Scripted, runner: RunnerClient):
+    for model, with_strings in (("m", True), ("guess", False)):
+        asked = TokenizeRequest(model=model, prompt=TextPrompt(text="x"), with_strings=with_strings)
+        assert await runner.tokenize(asked) == await backend.tokenize(asked)
+    back = DetokenizeRequest(model="m", token_ids=(4, 5))
+    assert await runner.detokenize(back) == "m [4, 5] ä"
+    with pytest.raises(InvalidParameter, match="bad"):
+        await runner.tokenize(TokenizeRequest(model="m", prompt=TextPrompt(text="bad")))
 
 
 async def test_the_lifespan_starts_and_closes_the_backend(backend: Scripted):
@@ -450,7 +471,9 @@ async def test_a_wrong_token_is_a_runner_that_cannot_be_reached(backend: Scripte
         await runner.aclose()
 
 
-@pytest.mark.parametrize("path", ["/generate", "/load", "/unload", "/count_tokens"])
+@pytest.mark.parametrize(
+    "path", ["/generate", "/load", "/unload", "/count_tokens", "/tokenize", "/detokenize"]
+)
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x80", b"\x91" * 5000, b"{}"])
 async def test_a_malformed_body_is_400_and_harms_nothing(backend: Scripted, path: str, body: bytes):
     async with serving(create_runner_app(backend, token=None)) as url:
