@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from backends.errors import UnsupportedParameter
+from backends.llamacpp.constraint import Source
 from backends.llamacpp.model import GgufModel
 from backends.llamacpp.template import ChatTemplate
 from backends.llamacpp.tool_grammar import Marks, may_call, must_call
@@ -28,11 +29,11 @@ _TAIL_TOKENS: Final = 16
 class Manner:
     """How an answer is to be written and read.
 
-    `lark`: what constrains it, or None. `shown`: control tokens that are to be seen as text, because they are marks.
+    `source`: what constrains it, or None. `shown`: control tokens that are to be seen as text, because they are marks.
     """
 
     grammar: Grammar
-    lark: str | None = None
+    source: Source | None = None
     shown: Mapping[int, bytes] = field(default_factory=dict)
 
 
@@ -94,7 +95,7 @@ def manner_of(
             calls=form,
             names=frozenset(tool["function"]["name"] for tool in tools or ()),
         ),
-        lark=_lark(
+        source=_source(
             request,
             tools,
             Marks(form=form, thoughts=thoughts, begins_inside=begins_inside, tokens=special),
@@ -106,9 +107,21 @@ def manner_of(
     )
 
 
+def _source(
+    request: GenerationRequest, tools: list[dict[str, Any]], marks: Marks, *, knows_tools: bool
+) -> Source | None:
+    lark = _lark(request, tools, marks, knows_tools=knows_tools)
+    return None if lark is None else Source(kind="lark", text=lark, param="tools")
+
+
 def _lark(
     request: GenerationRequest, tools: list[dict[str, Any]], marks: Marks, *, knows_tools: bool
 ) -> str | None:
+    for name in ("response_format", "structured_outputs"):
+        if getattr(request, name) is not None:
+            raise UnsupportedParameter(f"{name}: not together with tools on this backend", param=name)
+    if request.sampling.grammar is not None:
+        raise UnsupportedParameter("grammar: not together with tools on this backend", param="grammar")
     choice, several = request.tool_choice, request.parallel_tool_calls
     if isinstance(choice, dict):
         name = choice["function"]["name"]

@@ -19,6 +19,7 @@ from backends.errors import (
     ServiceError,
     UnsupportedParameter,
 )
+from backends.llamacpp.constraint import Constraint, ConstraintCompiler
 from backends.llamacpp.conversation import Manner, manner_of, told
 from backends.llamacpp.engine import Delivery, Engine, EngineConfig, Job
 from backends.llamacpp.model import GgufModel
@@ -93,6 +94,7 @@ class LlamaCppModel(LoadedModel):
         self._template = template
         self._loop = loop
         self._jobs: dict[str, set[Job]] = {}
+        self._constraints = ConstraintCompiler(model)
         self._engine = Engine(model, config, self._deliver)
         self._in_threads: set[asyncio.Future[Any]] = set()
         self._closing: asyncio.Task[None] | None = None
@@ -168,8 +170,13 @@ class LlamaCppModel(LoadedModel):
             accepted_at=time.monotonic(),
             receive=inbox.put,
             shown=manner.shown if manner is not None else {},
+            constraint=await self._constraint(manner),
         )
         return job, manner
+
+    async def _constraint(self, manner: Manner | None) -> Constraint | None:
+        source = manner.source if manner is not None else None
+        return None if source is None else await self._in_thread(self._constraints.compile, source)
 
     def _manner(self, request: GenerationRequest, tokens: list[int]) -> Manner | None:
         if self._template is None:

@@ -20,7 +20,12 @@ from backends.parsing.reasoning import ThoughtMarkers
 
 NO_ARGUMENTS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
 _ANY_ARGUMENTS: Final = {"type": "object"}
-_SPACING: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_SPACING: Final = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": False,
+}
 """Of the arguments: a small model that may write blanks goes on doing so."""
 _OPENING: Final = frozenset(
     {
@@ -101,7 +106,8 @@ def _items(
 ) -> tuple[list[str], list[str]]:
     """A rule for each tool's arguments, and how a call of each is written, marks that stand around all calls left
     out."""
-    lines = [f"a{i}: %json {json.dumps(schema)}" for i, schema in enumerate(schemas)]
+    guided = [{**schema, "x-guidance": _SPACING} for schema in schemas]
+    lines = [f"a{i}: %json {json.dumps(schema)}" for i, schema in enumerate(guided)]
     names = [tool["function"]["name"] for tool in tools]
     return lines, [_item(marks, name, f"a{i}") for i, name in enumerate(names)]
 
@@ -158,7 +164,7 @@ def _enforced(tool: dict[str, Any], index: int) -> dict[str, Any]:
     place = f"tools[{index}].function.parameters"
     if schema.get("type", "object") != "object":
         raise InvalidGrammar(f"{place}: the arguments of a function are an object", param=place)
-    enforced = {**schema, "type": "object", "x-guidance": _SPACING}
+    enforced = {**schema, "type": "object"}
     if not _OPENING & schema.keys():
         enforced["additionalProperties"] = False
     return enforced
