@@ -10,12 +10,14 @@ from loadtests.measures import Window, ended_at, errors_by_kind, in_flight, is_g
 from loadtests.record import Record
 from loadtests.stats import binned, cumulative, percentile
 from loadtests.svg import Chart, Series
+from loadtests.workload import Bounds
 
 BINS = 40
 """Along the time axis, at most; a bin is a second or more."""
 MAX_DOTS = 1500
 LEAST_MS = 0.01
 """Where shorter times are drawn: a logarithmic axis has no 0."""
+TOGETHER = f"Pieces that arrived together, with one read, stand at {LEAST_MS:g} ms."
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,11 @@ def charts(found: Findings) -> list[Chart]:
         _throughput_against_latency(found),
         _over_time(found, axis, "TTFT", lambda r: [] if r.ttft is None else [(r.start + r.ttft, r.ttft)]),
         _over_time(
-            found, axis, "ITL", lambda r: list(zip(r.piece_times(), [0.0, *r.gaps], strict=False))[1:]
+            found,
+            axis,
+            "ITL",
+            lambda r: list(zip(r.piece_times(), [0.0, *r.gaps], strict=False))[1:],
+            note=TOGETHER,
         ),
         _distribution(found),
         *_load(found, axis),
@@ -79,6 +85,13 @@ def _throughput_against_latency(found: Findings) -> Chart:
     )
     parts = found.parts
     is_ramp = bool(found.run.levels)
+    highest = max((part.tokens_per_s for part in parts), default=0.0)
+    chart.x_range = (0.0, 1.05 * highest) if highest else None
+    chart.note = (
+        "A point per level, with its load."
+        if is_ramp
+        else f"A point per {parts[0].window.seconds:.0f} s of the run."
+    )
     for colour, (name, of) in enumerate((("TTFT", "ttft"), ("ITL", "itl"))):
         for share, kind in (("p50", "line"), ("p99", "line")):
             rows = [
@@ -100,7 +113,11 @@ def _throughput_against_latency(found: Findings) -> Chart:
 
 
 def _over_time(
-    found: Findings, axis: _Axis, name: str, times: Callable[[Record], list[tuple[float, float]]]
+    found: Findings,
+    axis: _Axis,
+    name: str,
+    times: Callable[[Record], list[tuple[float, float]]],
+    note: str = "",
 ) -> Chart:
     """Every value (thinned) as a dot, with the percentiles of each bin."""
     points = [(at - axis.begin, value) for record in found.run.records for at, value in times(record)]
@@ -113,6 +130,7 @@ def _over_time(
         log_y=True,
         y_from_zero=False,
         x_range=axis.range,
+        note=note,
     )
     lines: dict[str, list[tuple[float, float]]] = {"p50": [], "p90": [], "p99": []}
     for middle, values in zip(axis.middles(), bins, strict=True):
@@ -130,7 +148,12 @@ def _in_ms(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def _distribution(found: Findings) -> Chart:
     chart = Chart(
-        "Distribution of TTFT and ITL", "ms", "share that is not above", log_x=True, y_from_zero=True
+        "Distribution of TTFT and ITL",
+        "ms",
+        "share that is not above",
+        log_x=True,
+        y_from_zero=True,
+        note=TOGETHER,
     )
     ttft = [record.ttft for record in found.counted if record.ttft is not None]
     gaps = [gap for record in found.counted for gap in record.gaps]
@@ -165,13 +188,14 @@ def _goodput(found: Findings, axis: _Axis) -> Chart:
         answered = sum(record.outcome == "ok" for record in records)
         good.append((start, kept / window.seconds))
         slow.append((start, (answered - kept) / window.seconds))
+    has_bounds = found.workload.bounds != Bounds()
     return Chart(
-        f"Goodput: answers with {found.workload.bounds.text}",
+        f"Goodput: answers with {found.workload.bounds.text}" if has_bounds else "Answers",
         "seconds from the begin",
         "answers/s",
         [
-            Series("within the bounds", good, kind="bars", colour=1),
-            Series("answered, too slow", slow, kind="bars", colour=3),
+            Series("within the bounds" if has_bounds else "", good, kind="bars", colour=1),
+            *([Series("answered, too slow", slow, kind="bars", colour=3)] if has_bounds else []),
         ],
         x_range=axis.range,
         bar_width=axis.width,
@@ -200,4 +224,5 @@ def _errors(found: Findings, axis: _Axis) -> Chart:
         ],
         x_range=axis.range,
         bar_width=axis.width,
+        nothing="there were none",
     )

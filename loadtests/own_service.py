@@ -101,6 +101,22 @@ def own_service(
         _stop(process)
 
 
+def first_answer(service: OwnService, model: str) -> None:
+    """Ask for one token, so that the model is loaded when the load begins. Raises: TargetError."""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1})
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    connection = Connection(service.host, timeout_s=START_S)
+    try:
+        reply = connection.send("POST", "/v1/chat/completions", body=body.encode(), headers=headers)
+        said = reply.read()
+    except TransportFailed as failure:
+        raise TargetError(f"{model} gives no first answer: {failure.detail}") from None
+    finally:
+        connection.close()
+    if reply.status != 200:
+        raise TargetError(f"{model} gives no first answer: {reply.status} {said[:200]!r}")
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

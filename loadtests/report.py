@@ -12,6 +12,7 @@ from loadtests.page import markdown_table
 from loadtests.run_folder import read_run
 from loadtests.tables import Table, headline, tables
 
+NUMBER = ' class="number"'
 STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
 
 
@@ -60,7 +61,7 @@ def as_html(found: Findings) -> str:
         )
         verdict = f'<p class="verdict {kind}">{word}</p>'
     drawn = "".join(
-        f"<figure><figcaption>{escape(chart.title)}</figcaption>{chart.render()}</figure>"
+        f"<figure><figcaption>{escape(chart.title)}</figcaption>{chart.render()}{_note(chart.note)}</figure>"
         for chart in charts(found)
     )
     rest = "".join(_html_table(table) for table in all_tables.values())
@@ -75,19 +76,32 @@ def as_html(found: Findings) -> str:
 
 
 def _html_table(table: Table, *, is_pairs: bool = False) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in table.head)
+    columns = zip(table.head, zip(*table.rows, strict=True), strict=True)
+    head = "".join(
+        f"<th{NUMBER if any(map(_is_number, cells)) and not is_pairs else ''}>{escape(name)}</th>"
+        for name, cells in columns
+    )
     rows = "".join(
         "<tr>" + "".join(_html_cell(cell, is_text=is_pairs) for cell in row) + "</tr>" for row in table.rows
     )
-    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
     top = "" if is_pairs else f"<thead><tr>{head}</tr></thead>"
     kind = ' class="pairs"' if is_pairs else ""
     body = f"<table{kind}>{top}<tbody>{rows}</tbody></table>"
-    return f'<section><h2>{escape(table.title)}</h2><div class="wide">{body}</div>{note}</section>'
+    return (
+        f'<section><h2>{escape(table.title)}</h2><div class="wide">{body}</div>{_note(table.note)}</section>'
+    )
 
 
 def _html_cell(text: str, *, is_text: bool) -> str:
-    kind = ' class="number"' if text[:1].isdigit() and len(text) < 12 and not is_text else ""
+    kind = NUMBER if _is_number(text) and not is_text else ""
     if text == "DOES NOT HOLD":
         kind = ' class="bad"'
     return f"<td{kind}>{escape(text)}</td>"
+
+
+def _is_number(text: str) -> bool:
+    return text[:1].isdigit() and len(text) < 12
+
+
+def _note(text: str) -> str:
+    return f'<p class="note">{escape(text)}</p>' if text else ""

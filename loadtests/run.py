@@ -78,7 +78,6 @@ def _run_locust(
         *(sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--host", options.host),
         *("--headless", "--only-summary", "--exit-code-on-error", "0", "--loglevel", "WARNING"),
         *(() if arrival.kind == "ramp" else ("-u", str(arrival.users), "-r", str(arrival.users))),
-        *(() if arrival.kind == "ramp" else ("-t", f"{round(workload.duration_s)}s")),
         *(("--processes", str(options.processes)) if options.processes > 1 else ()),
         *options.locust,
     ]
@@ -91,6 +90,7 @@ def _run_locust(
         PREFIX + "WORKLOAD": name,
         PREFIX + "OUT": str(folder),
         PREFIX + "QUIET": "1",
+        PREFIX + "ENDS": "1",
     }
     # A session of its own: a Ctrl-C reaches locust once, from here, and not a second time while it ends.
     process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)

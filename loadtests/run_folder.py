@@ -82,10 +82,10 @@ def workload_of(facts: Mapping[str, Any]) -> Workload:
     """The workload as it was run. Raises: WorkloadError."""
     workload = parse_workload(facts["source"], name=facts["workload"].removesuffix(PROBE_SUFFIX))
     if facts["is_probe"]:
-        return workload.probe()
+        workload = workload.probe()
     if facts["duration_s"] != workload.duration_s:
         workload = workload.lasting(facts["duration_s"])
-    return workload if facts["rate"] is None else workload.at_rate(facts["rate"])
+    return workload if facts["is_probe"] or facts["rate"] is None else workload.at_rate(facts["rate"])
 
 
 def _revision() -> str | None:

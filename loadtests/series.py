@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from loadtests.own_service import LIMITED_TOKEN, TOKEN, OwnService, own_service
+from loadtests.own_service import LIMITED_TOKEN, TOKEN, OwnService, first_answer, own_service
 from loadtests.report import Report
 from loadtests.run import Options, run_workload
 from loadtests.run_folder import write_json
@@ -121,16 +121,15 @@ def _run(entry: Entry, series: Series, *, python: str, folder: Path) -> Report:
         "QUANTISATION": series.quantisation,
         "DURATION_S": f"{entry.workload.duration_s:g}",
     }
-    with (
-        own_service(python, folder / "service", backend, limits={}) as service,
-        memory_noted(service, folder / MEMORY, begin_s=entry.workload.warmup_s),
-    ):
+    with own_service(python, folder / "service", backend, limits={}) as service:
+        first_answer(service, series.model)
         options = Options(
             host=service.host,
             out=folder,
             environment={PREFIX + name: value for name, value in told.items()},
         )
-        return run_workload(entry.name, entry.workload, options)
+        with memory_noted(service, folder / MEMORY, begin_s=entry.workload.warmup_s):
+            return run_workload(entry.name, entry.workload, options)
 
 
 @contextmanager

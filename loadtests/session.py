@@ -43,7 +43,6 @@ class Session:
         self.environment = environment
         self.workload = workload
         self.target: Target = find_target(environment.host or "")
-        self.begin = time.time()
         self.decides = not isinstance(environment.runner, WorkerRunner)
         self.levels: list[Level] = []
         self.records: list[Record] = []
@@ -57,9 +56,14 @@ class Session:
         if self.decides:
             self.folder = _folder(workload)
             self._file = (self.folder / RECORDS).open("w", encoding="utf-8")
-            self.facts: dict[str, Any] = facts(
-                workload, self.target, quantisation=setting("QUANTISATION")
-            ) | {"begin": self.begin, "started": datetime.now(UTC).isoformat(timespec="seconds")}
+            self.facts: dict[str, Any] = facts(workload, self.target, quantisation=setting("QUANTISATION"))
+        # From here on users are started; what came before can take seconds on a busy machine.
+        self.begin = time.time()
+        if self.decides:
+            self.facts |= {
+                "begin": self.begin,
+                "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            }
             self.progress = Progress(self.begin, workload.duration_s)
             write_json(self.folder / RUN, self.facts)
             self._greenlets.append(gevent.spawn(self._tell))

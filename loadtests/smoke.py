@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loadtests.own_service import LIMITED_TOKEN, TOKEN, own_service
+from loadtests.own_service import LIMITED_TOKEN, TOKEN, first_answer, own_service
 from loadtests.report import Report
 from loadtests.run import Options, run_workload
 from loadtests.target import PREFIX
@@ -36,6 +36,7 @@ def smoke(*, python: str, out: Path) -> list[Report]:
             told = {"TOKEN": TOKEN, "OVER_LIMIT_TOKEN": LIMITED_TOKEN, **settings}
             environment = {PREFIX + key: value for key, value in told.items()}
             print(f"\n== {name}", flush=True)
+            first_answer(service, settings["MODEL"])
             options = Options(host=service.host, out=out / name, environment=environment)
             reports.append(run_workload(name, load_workload(name), options))
             if reports[-1].is_interrupted:

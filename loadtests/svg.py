@@ -44,12 +44,16 @@ class Chart:
     y_from_zero: bool = True
     bar_width: float = 1.0
     marks: list[tuple[float, str]] = field(default_factory=list)
+    note: str = ""
+    """What has to be said below it."""
+    nothing: str = "nothing was measured"
+    """What an empty one says."""
 
     def render(self) -> str:
         """The `<svg>` element. A chart without any point says so."""
         xs, ys = self._values()
         if not xs or not ys:
-            return f'<p class="empty">{escape(self.title)}: nothing was measured.</p>'
+            return f'<p class="empty">{escape(self.title)}: {escape(self.nothing)}.</p>'
         x = _Scale.over(
             self.x_range or (min(xs), max(xs)),
             (LEFT, WIDTH - RIGHT),

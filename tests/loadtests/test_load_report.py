@@ -283,3 +283,22 @@ def test_chart_of_nothing_says_so() -> None:
 )
 def test_ticks_are_short(value: float, text: str) -> None:
     assert number_text(value) == text
+
+
+def test_probe_of_a_shortened_run_counts_what_is_left_of_it() -> None:
+    source = SOURCE.replace(
+        "{kind: closed, users: 2}", "{kind: poisson, times_capacity: 3, probe_users: 2, probe_s: 40}"
+    )
+    known = facts(source=source, workload="made-up-probe", is_probe=True, duration_s=8.0, end=BEGIN + 8)
+
+    found = look_at(Run(known, [streamed(start=BEGIN + 3)]))
+
+    assert (found.window.begin, found.window.end) == (BEGIN + 2, BEGIN + 8)
+
+
+def test_chart_of_failures_says_that_there_were_none() -> None:
+    found = look_at(Run(facts(), [streamed(start=BEGIN + 3)]))
+
+    assert (
+        "Failures and refusals by kind: there were none." in [chart.render() for chart in charts(found)][-1]
+    )

@@ -12,7 +12,7 @@ import pytest
 from typing_extensions import override
 
 from loadtests import series as series_module
-from loadtests.own_service import OwnService, principals
+from loadtests.own_service import TOKEN, OwnService, first_answer, principals
 from loadtests.page import fill
 from loadtests.record import Record, to_lines
 from loadtests.report import Report, write_report
@@ -24,6 +24,7 @@ from loadtests.series_page import BEGIN as BEGIN_MARK
 from loadtests.series_page import END, PAGE, gaps, read_series_folder, section, write_page
 from loadtests.target import TargetError
 from loadtests.workload import Workload
+from tests.loadtests.scripted_server import Scripted, ScriptedServer
 from tests.loadtests.test_load_report import BEGIN, facts
 from tests.loadtests.test_measures import failed, streamed
 
@@ -110,6 +111,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, str], Opti
         return leave_run(options.out, streamed(start=BEGIN + 3))
 
     monkeypatch.setattr(series_module, "own_service", own_service)
+    monkeypatch.setattr(series_module, "first_answer", lambda _service, _model: None)
     monkeypatch.setattr(series_module, "run_workload", run_workload)
     return seen
 
@@ -171,6 +173,22 @@ def test_caller_without_limits_of_his_own_has_those_of_the_service() -> None:
     assert isinstance(rows, list)
     assert rows[0]["limits"] == {}
     assert rows[1]["limits"] == {"rps": 5, "burst": 10}
+
+
+def test_model_is_loaded_before_the_load_begins() -> None:
+    server = ScriptedServer(lambda *_: Scripted(body={}))
+    with server.running():
+        first_answer(OwnService(server.url, 1), "m")
+
+    ((method, path, headers, body),) = server.asked
+    assert (method, path, body["model"], body["max_tokens"]) == ("POST", "/v1/chat/completions", "m", 1)
+    assert headers["Authorization"] == f"Bearer {TOKEN}"
+
+
+def test_model_that_cannot_be_loaded_is_told() -> None:
+    server = ScriptedServer(lambda *_: Scripted(status=503, body={"detail": "no memory"}))
+    with server.running(), pytest.raises(TargetError, match=r"503.*no memory"):
+        first_answer(OwnService(server.url, 1), "m")
 
 
 @pytest.fixture
