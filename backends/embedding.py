@@ -30,6 +30,8 @@ class Embeddings(msgspec.Struct, frozen=True, array_like=True, gc=False):
     vectors: tuple[bytes, ...]
     prompt_tokens: int
     """Of all inputs together."""
+    cost_usd: float | None = None
+    """None where nobody takes money, or nobody knows the price."""
 
 
 class RerankRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -56,3 +58,5 @@ class Ranking(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     scores: tuple[Score, ...]
     prompt_tokens: int
+    cost_usd: float | None = None
+    """As of embeddings."""

@@ -93,7 +93,7 @@ class Call:
             for name in self._plan.defaults - defaults:
                 del arguments[name]
             road.cooldowns.check(label)
-            self._connection = Connection()
+            self._connection = Connection(self._deployment.provider)
             transport.current.set(self._connection)
             try:
                 await self._once(arguments)

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from backends.embedding import EmbeddingRequest, Embeddings, Ranking, RerankRequest, Score
+from backends.embedding import EmbeddingInput, EmbeddingRequest, Embeddings, Ranking, RerankRequest, Score
 from backends.errors import (
     BackendTimeout,
     ContextLengthExceeded,
@@ -18,11 +18,12 @@ from backends.errors import (
     UpstreamError,
 )
 from backends.litellm import patience as waits
-from backends.litellm import transport
+from backends.litellm import transport, usage
 from backends.litellm.call import Road
 from backends.litellm.deployment import Deployment
 from backends.litellm.transport import Connection
-from backends.types import TextPrompt, TokenPrompt
+from backends.litellm.watch import Tail
+from backends.types import TokenPrompt
 from backends.vectors import check_dimensions, pack, read_vector
 
 
@@ -33,7 +34,9 @@ async def embed(road: Road, deployment: Deployment, request: EmbeddingRequest, d
         prompt.token_ids if isinstance(prompt, TokenPrompt) else prompt.text for prompt in request.inputs
     ]
     try:
-        answer = await _asked(road, deployment, request.model, deadline, road.sdk.aembedding, input=inputs)
+        answer, said_usd = await _asked(
+            road, deployment, request.model, deadline, road.sdk.aembedding, input=inputs
+        )
     except ContextLengthExceeded as error:
         error.param = "input"
         raise
@@ -49,8 +52,10 @@ async def embed(road: Road, deployment: Deployment, request: EmbeddingRequest, d
     whole = tuple(vector for vector in vectors if vector is not None)
     if len(whole) < len(inputs):
         raise UpstreamError(f"The provider {deployment.provider!r} gave fewer vectors than there are inputs")
-    reported = _count(_get(_get(answer, "usage"), "prompt_tokens"))
-    return Embeddings(whole, reported or await asyncio.to_thread(_estimate, road, deployment, request))
+    num_tokens = _count(_get(_get(answer, "usage"), "prompt_tokens"))
+    if not num_tokens:
+        num_tokens = await asyncio.to_thread(_estimate, road, deployment, request.inputs)
+    return Embeddings(whole, num_tokens, _cost(road, deployment, answer, num_tokens, said_usd))
 
 
 async def rerank(road: Road, deployment: Deployment, request: RerankRequest, deadline: float) -> Ranking:
@@ -58,7 +63,7 @@ async def rerank(road: Road, deployment: Deployment, request: RerankRequest, dea
     _require(deployment, "rerank", "ranks no documents", request.model)
     if not hasattr(road.sdk, "arerank"):
         raise NotSupported(f"The provider {deployment.provider!r} does not support reranking")
-    answer = await _asked(
+    answer, said_usd = await _asked(
         road,
         deployment,
         request.model,
@@ -83,8 +88,12 @@ async def rerank(road: Road, deployment: Deployment, request: RerankRequest, dea
             f"The provider {deployment.provider!r} gave fewer scores than there are documents"
         )
     best = sorted(scores.values(), key=lambda score: -score.score)
-    counts = _get(_get(answer, "meta"), "tokens")
-    return Ranking(tuple(best[: request.top_n]), _count(_get(counts, "input_tokens")))
+    num_tokens = _count(_get(_get(_get(answer, "meta"), "tokens"), "input_tokens"))
+    if not num_tokens and deployment.price is not None:
+        num_tokens = await asyncio.to_thread(_estimate_ranks, road, deployment, request)
+    return Ranking(
+        tuple(best[: request.top_n]), num_tokens, _cost(road, deployment, answer, num_tokens, said_usd)
+    )
 
 
 def _require(deployment: Deployment, mode: str, what_not: str, model: str) -> None:
@@ -100,13 +109,14 @@ async def _asked(
     deadline: float,
     call: Callable[..., Awaitable[Any]],
     **arguments: Any,
-) -> Any:
-    """The answer of `call`. Cancelling it closes the connection."""
+) -> tuple[Any, float | None]:
+    """The answer of `call`, and what it says that it cost. Cancelling it closes the connection."""
     road.internal.set(True)
     attempt = 0
     while True:
         road.cooldowns.check(deployment.label)
-        connection = Connection()
+        connection = Connection(deployment.provider)
+        connection.tail = tail = Tail()
         transport.current.set(connection)
         try:
             async with asyncio.timeout_at(deadline):
@@ -122,7 +132,7 @@ async def _asked(
             error = road.translator.translate(exc, deployment, connection, model=model)
         else:
             road.cooldowns.succeeded(deployment.label)
-            return answer
+            return answer, tail.cost_usd
         finally:
             connection.close()
         road.cooldowns.failed(deployment.label, error)
@@ -140,14 +150,29 @@ async def _asked(
         attempt += 1
 
 
-def _estimate(road: Road, deployment: Deployment, request: EmbeddingRequest) -> int:
-    counts = (
-        road.sdk.token_counter(model=deployment.model, text=prompt.text)
-        if isinstance(prompt, TextPrompt)
-        else len(prompt.token_ids)
-        for prompt in request.inputs
-    )
-    return int(sum(counts))
+def _estimate(road: Road, deployment: Deployment, inputs: Sequence[EmbeddingInput]) -> int:
+    return sum(usage.count_prompt(road.sdk, deployment, prompt) for prompt in inputs)
+
+
+def _estimate_ranks(road: Road, deployment: Deployment, request: RerankRequest) -> int:
+    """Each document is read together with the query."""
+    query = usage.count_text(road.sdk, deployment, request.query)
+    documents = sum(usage.count_text(road.sdk, deployment, document) for document in request.documents)
+    return query * len(request.documents) + documents
+
+
+def _cost(
+    road: Road, deployment: Deployment, answer: Any, num_tokens: int, said_usd: float | None
+) -> float | None:
+    """By the card, else as the provider says, else by LiteLLM's map, which prices ranks by the search."""
+    if deployment.price is None:
+        if said_usd is not None:
+            return said_usd
+        if deployment.is_known and deployment.mode == "rerank":
+            found = usage.price_of_ranks(road.sdk, deployment, answer)
+            if found is not None or not num_tokens:
+                return found
+    return usage.price(road.sdk, deployment, None, usage.Tokens(prompt=num_tokens))
 
 
 def _list(answer: Any, name: str) -> list[Any]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from backends.litellm.watch import Watch, WatchedStream
+from backends.litellm.watch import Tail, Watch, WatchedStream
 
 KEEP_ALIVE_S: Final = 30.0
 """Idle connections are kept this long; providers close theirs after a minute or more."""
@@ -52,11 +52,16 @@ class Pool:
         handle = transport.handle_async_request
 
         async def watched(request: Any) -> Any:
+            # What is read along here is not unpacked on its way.
+            request.headers["accept-encoding"] = "identity"
             response = await handle(request)
+            _keep_at_home(request, response)
             connection = current.get()
             if connection is not None and connection.content_type == "text/event-stream":
                 connection.watch = Watch()
                 response.stream = self._watched(response.stream, connection.watch)
+            elif connection is not None and connection.tail is not None:
+                response.stream = self._watched(response.stream, connection.tail)
             return response
 
         transport.handle_async_request = watched
@@ -78,13 +83,15 @@ class Pool:
 
 class Connection:
     """What is known of the HTTP exchange of one call. `response` is None until the provider's head arrived, `watch` is
-    None unless it is an event stream."""
+    None unless it is an event stream, `tail` unless somebody wants to see how an answer ends."""
 
-    __slots__ = ("response", "watch")
+    __slots__ = ("provider", "response", "tail", "watch")
 
-    def __init__(self) -> None:
+    def __init__(self, provider: str = "") -> None:
+        self.provider = provider
         self.response: aiohttp.ClientResponse | None = None
         self.watch: Watch | None = None
+        self.tail: Tail | None = None
 
     @property
     def status(self) -> int | None:
@@ -108,6 +115,16 @@ class Connection:
 
 current: Final[ContextVar[Connection | None]] = ContextVar("llm_provider_connection", default=None)
 """The connection of the call that runs in this task; set before LiteLLM is called."""
+
+
+def _keep_at_home(request: Any, response: Any) -> None:
+    """A redirect to somebody else is not followed: it would take the request there, and the key with it."""
+    if not response.has_redirect_location:
+        return
+    target = request.url.join(response.headers["location"])
+    here = (request.url.scheme, request.url.host, request.url.port)
+    if (target.scheme, target.host, target.port) != here:
+        del response.headers["location"]
 
 
 def _open_session() -> aiohttp.ClientSession:

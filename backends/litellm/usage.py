@@ -68,7 +68,9 @@ def estimated(sdk: Any, deployment: Deployment, prompt: Prompt, said: Sequence[s
 def count_prompt(sdk: Any, deployment: Deployment, prompt: Prompt) -> int:
     if isinstance(prompt, ChatPrompt):
         tools = {"tools": prompt.tools} if prompt.tools else {}
-        return int(sdk.token_counter(model=deployment.model, messages=prompt.messages, **tools))
+        # Otherwise it fetches the pictures to see how large they are.
+        flat = {"use_default_image_token_count": True}
+        return int(sdk.token_counter(model=deployment.model, messages=prompt.messages, **tools, **flat))
     if isinstance(prompt, TextPrompt):
         return count_text(sdk, deployment, prompt.text)
     return len(prompt.token_ids)
@@ -98,6 +100,20 @@ def price(sdk: Any, deployment: Deployment, usage: Any, tokens: Tokens) -> float
     except Exception:
         return None
     return float(prompt + completion)
+
+
+def price_of_ranks(sdk: Any, deployment: Deployment, answer: Any) -> float | None:
+    """US dollars by LiteLLM's map: most providers charge for a search, whatever its tokens."""
+    billed = _get(_get(answer, "meta"), "billed_units")
+    if not billed:
+        return None
+    try:
+        costs = sdk.cost_calculator.rerank_cost(
+            model=deployment.model, custom_llm_provider=deployment.provider, billed_units=billed
+        )
+    except Exception:
+        return None
+    return float(sum(costs))
 
 
 def total(per_prompt: Sequence[Sequence[Tokens]]) -> Usage:

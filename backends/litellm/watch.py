@@ -6,12 +6,18 @@ and leaves of an error no more than its message.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import msgspec
 
 MAX_ERROR_BYTES: Final = 4096
+MAX_LINE_BYTES: Final = 1 << 20
+"""A longer event (a picture that a model painted) is not looked at: it would be put together from its pieces again and
+again."""
+TAIL_BYTES: Final = 1024
+_COST: Final = re.compile(rb'"cost"\s*:\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*[,}]')
 
 
 class _Choice(msgspec.Struct):
@@ -29,10 +35,11 @@ _decode = msgspec.json.Decoder(_Event).decode
 class Watch:
     """Of one stream, as far as it was read."""
 
-    __slots__ = ("_rest", "error", "has_finished", "is_broken", "is_openai")
+    __slots__ = ("_is_skipping", "_rest", "error", "has_finished", "is_broken", "is_openai")
 
     def __init__(self) -> None:
         self._rest = b""
+        self._is_skipping = False
         self.is_broken = False
         """An event is no JSON."""
         self.is_openai = False
@@ -44,6 +51,11 @@ class Watch:
     def feed(self, data: bytes) -> None:
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
+        if self._is_skipping and lines:
+            self._is_skipping = False
+            del lines[0]
+        if self._is_skipping or len(self._rest) > MAX_LINE_BYTES:
+            self._is_skipping, self._rest = True, b""
         for line in lines:
             if line.startswith(b"data:"):
                 self._event(line[5:].strip())
@@ -69,10 +81,31 @@ class Watch:
             self.error = msgspec.json.decode(event.error)
 
 
+class Tail:
+    """The end of an answer that is no stream: embeddings tell there what they cost, and LiteLLM drops it."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        self._last = b""
+
+    def feed(self, data: bytes) -> None:
+        self._last = (self._last[-TAIL_BYTES:] + data[-TAIL_BYTES:])[-TAIL_BYTES:]
+
+    def end(self) -> None: ...
+
+    @property
+    def cost_usd(self) -> float | None:
+        """What its usage tells; None where it tells nothing."""
+        _, found, usage = self._last.rpartition(b'"usage"')
+        cost = _COST.search(usage) if found else None
+        return float(cost[1]) if cost is not None else None
+
+
 class WatchedStream:
     """The body of an httpx response, shown to a watch on its way."""
 
-    def __init__(self, body: Any, watch: Watch) -> None:
+    def __init__(self, body: Any, watch: Watch | Tail) -> None:
         self._body = body
         self._watch = watch
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from backends.errors import BackendTimeout, ModelNotReady
+from backends.types import Prompt
 from openai_compat.metrics import RequestTimer
 from openai_compat.record import RequestRecord, record_of
-from openai_compat.serving.cost import require_budget, require_price
+from openai_compat.serving.cost import estimate_inputs_usd, require_budget, require_price, usd_text
 from openai_compat.serving.disconnect import client_left
 from openai_compat.serving.gateway import Gateway, Target
 from openai_compat.serving.ignored import ignored_headers
@@ -28,13 +29,25 @@ _LOADING: Final = frozenset({"unloaded", "loading", "unloading"})
 
 
 class Call:
-    """The request's side of such a call: its slot, its time, its books and its answer."""
+    """The request's side of such a call: its slot, its time, its books and its answer.
 
-    def __init__(self, gateway: Gateway, target: Target, request: Request, ignored: tuple[str, ...]) -> None:
+    `inputs`: what goes to the backend, for the price of a call whose answer nobody waited for.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        target: Target,
+        request: Request,
+        ignored: tuple[str, ...],
+        inputs: Iterable[Prompt],
+    ) -> None:
         self._gateway = gateway
         self._target = target
         self._request = request
         self._ignored = ignored
+        self._inputs = inputs
+        self._was_asked = False
         self.record: RequestRecord = record_of(request.scope)
         self._timer: RequestTimer = gateway.metrics.timer(
             self.record, model=target.card.id, backend=target.kind
@@ -61,6 +74,29 @@ class Call:
         except Exception:
             self._timer.fail()
             raise
+        finally:
+            self._pay_for_nothing()
+
+    async def pay(self, cost_usd: float | None) -> None:
+        """Book what the answer cost, before it goes out: the caller's next request is judged with it."""
+        if cost_usd is not None:
+            self._note_cost(cost_usd)
+            if self.record.caller is not None:
+                await self._gateway.budgets.add(self.record.caller, cost_usd)
+
+    def _pay_for_nothing(self) -> None:
+        """A call that was given up here may have been answered all the same; otherwise leaving would be free."""
+        if not self._was_asked:
+            return
+        cost_usd = estimate_inputs_usd(self._gateway.catalogue, self._target, self._inputs)
+        if cost_usd > 0.0:
+            self._note_cost(cost_usd)
+            if self.record.caller is not None:
+                self._gateway.budgets.add_soon(self.record.caller, cost_usd)
+
+    def _note_cost(self, cost_usd: float) -> None:
+        self.record.cost_usd = (self.record.cost_usd or 0.0) + cost_usd
+        self._gateway.metrics.cost(cost_usd, model=self._target.card.id, backend=self._target.kind)
 
     def answer(self, body: bytes, *, prompt_tokens: int) -> Response:
         """The response, and the end of the books."""
@@ -73,7 +109,16 @@ class Call:
             (b"x-llm-overhead-ms", b"%.1f" % overhead_ms),
             *ignored_headers(self._ignored),
         ]
+        if self.record.cost_usd is not None:
+            response.raw_headers.append((b"x-llm-cost-usd", usd_text(self.record.cost_usd).encode()))
         return response
+
+    def usage(self, num_tokens: int) -> dict[str, float]:
+        """The `usage` of the answer's document."""
+        usage: dict[str, float] = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        if self.record.cost_usd is not None:
+            usage["cost_usd"] = self.record.cost_usd
+        return usage
 
     async def _supervise(self, work: Callable[[], Awaitable[T]]) -> T:
         loop = asyncio.get_running_loop()
@@ -81,12 +126,14 @@ class Call:
         deadline = loop.time() + config.request_timeout_s
         look_at = loop.time() + config.load_wait_s
         working = asyncio.ensure_future(work())
+        self._was_asked = True
         leaving = asyncio.create_task(client_left(self._request.receive))
         try:
             while True:
                 wait_s = max(0.0, min(deadline, look_at) - loop.time())
                 await asyncio.wait((working, leaving), timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
                 if working.done():
+                    self._was_asked = False
                     return working.result()
                 if leaving.done():
                     raise ClientDisconnect

@@ -6,6 +6,7 @@ Only clouds take money. What runs here, or on a server whose address the operato
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Final
 
 from backends.errors import BackendUnavailable
@@ -52,6 +53,12 @@ def estimate_usd(catalogue: Catalogue, target: Target, request: GenerationReques
         return 0.0
     prompt_tokens = sum(map(_tokens_about, request.prompts))
     return (prompt_tokens * price.prompt + num_tokens * price.completion) / 1e6
+
+
+def estimate_inputs_usd(catalogue: Catalogue, target: Target, inputs: Iterable[Prompt]) -> float:
+    """The same for a call that gives no text: only what it was given costs something."""
+    price = price_of(catalogue, target) if target.kind in CLOUDS else None
+    return sum(map(_tokens_about, inputs)) * price.prompt / 1e6 if price is not None else 0.0
 
 
 def usd_text(cost_usd: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -29,31 +29,34 @@ async def serve_embeddings(gateway: Gateway, asked: EmbeddingBody, request: Requ
     """Raises: BackendNotAvailable, UnknownModel, UnsupportedParameter, what `Call.run` and `Backend.embed` raise."""
     target = gateway.resolve(asked.model, asked.backend, privacy_for(request.scope, asked.privacy))
     require_capability(target.card, "embeddings", what="embeddings")
-    call = Call(gateway, target, request, asked.ignored)
+    inputs = tuple(
+        TextPrompt(text=item) if isinstance(item, str) else TokenPrompt(token_ids=item)
+        for item in asked.inputs
+    )
+    call = Call(gateway, target, request, asked.ignored, inputs)
     wanted = EmbeddingRequest(
         request_id=call.record.request_id,
         model=target.card.id,
-        inputs=tuple(
-            TextPrompt(text=item) if isinstance(item, str) else TokenPrompt(token_ids=item)
-            for item in asked.inputs
-        ),
+        inputs=inputs,
         dimensions=asked.dimensions,
     )
     found = await call.run(partial(target.backend.embed, wanted))
+    await call.pay(found.cost_usd)
     if len(found.vectors) != len(wanted.inputs):
         raise BackendFailed("The backend gave another number of vectors than there were inputs")
-    body = await _document(found, target, is_base64=asked.is_base64)
+    body = await _document(found, target, call.usage(found.prompt_tokens), is_base64=asked.is_base64)
     return call.answer(body, prompt_tokens=found.prompt_tokens)
 
 
-async def _document(found: Embeddings, target: Target, *, is_base64: bool) -> bytes:
+async def _document(
+    found: Embeddings, target: Target, usage: Mapping[str, float], *, is_base64: bool
+) -> bytes:
     parts: list[bytes] = []
     for index, vector in enumerate(found.vectors):
         if index % _VECTORS_AT_ONCE == _VECTORS_AT_ONCE - 1:
             await asyncio.sleep(0)
         written = _encode(base64.b64encode(vector).decode()) if is_base64 else _encode(floats(vector))
         parts.append(b'{"object":"embedding","index":%d,"embedding":%b}' % (index, written))
-    usage = {"prompt_tokens": found.prompt_tokens, "total_tokens": found.prompt_tokens}
     tail = _encode({"model": target.card.id, "usage": usage, "backend": target.kind})
     return b'{"object":"list","data":[' + b",".join(parts) + b"]," + tail[1:]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from starlette.responses import Response
 
 from backends.embedding import Ranking, RerankRequest, Score
 from backends.errors import BackendFailed
+from backends.types import TextPrompt
 from openai_compat.schemas.rerank import RerankBody, ScoreBody
 from openai_compat.serving.calls import Call
 from openai_compat.serving.gateway import Gateway, Target, privacy_for, require_capability
@@ -24,7 +26,7 @@ async def serve_rerank(gateway: Gateway, asked: RerankBody, request: Request) ->
     """Raises: BackendNotAvailable, UnknownModel, UnsupportedParameter, what `Call.run` and `Backend.rerank` raise."""
     target = gateway.resolve(asked.model, asked.backend, privacy_for(request.scope, asked.privacy))
     require_capability(target.card, "rerank", what="reranking")
-    call = Call(gateway, target, request, asked.ignored)
+    call = Call(gateway, target, request, asked.ignored, _inputs([(asked.query, asked.documents)]))
     wanted = RerankRequest(
         request_id=call.record.request_id,
         model=target.card.id,
@@ -33,6 +35,7 @@ async def serve_rerank(gateway: Gateway, asked: RerankBody, request: Request) ->
         top_n=asked.top_n,
     )
     found = await call.run(partial(_rank, target, wanted))
+    await call.pay(found.cost_usd)
     results: list[dict[str, Any]] = []
     for score in found.scores:
         entry: dict[str, Any] = {"index": score.index, "relevance_score": score.score}
@@ -43,7 +46,7 @@ async def serve_rerank(gateway: Gateway, asked: RerankBody, request: Request) ->
         "id": f"rerank-{call.record.request_id}",
         "model": target.card.id,
         "results": results,
-        "usage": _usage(found.prompt_tokens),
+        "usage": call.usage(found.prompt_tokens),
         "backend": target.kind,
     }
     return call.answer(_encode(document), prompt_tokens=found.prompt_tokens)
@@ -53,7 +56,7 @@ async def serve_score(gateway: Gateway, asked: ScoreBody, request: Request) -> R
     """Raises: as `serve_rerank`."""
     target = gateway.resolve(asked.model, asked.backend, privacy_for(request.scope, asked.privacy))
     require_capability(target.card, "rerank", what="scoring")
-    call = Call(gateway, target, request, asked.ignored)
+    call = Call(gateway, target, request, asked.ignored, _inputs(asked.queries))
     wanted = [
         RerankRequest(
             request_id=call.record.request_id, model=target.card.id, query=query, documents=documents
@@ -62,6 +65,8 @@ async def serve_score(gateway: Gateway, asked: ScoreBody, request: Request) -> R
     ]
 
     rankings = await call.run(partial(_rank_all, target, wanted))
+    costs = [ranking.cost_usd for ranking in rankings if ranking.cost_usd is not None]
+    await call.pay(sum(costs) if costs else None)
     scores = [score.score for ranking in rankings for score in sorted(ranking.scores, key=_index)]
     num_tokens = sum(ranking.prompt_tokens for ranking in rankings)
     document = {
@@ -70,7 +75,7 @@ async def serve_score(gateway: Gateway, asked: ScoreBody, request: Request) -> R
         "created": int(time.time()),
         "model": target.card.id,
         "data": [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)],
-        "usage": _usage(num_tokens),
+        "usage": call.usage(num_tokens),
         "backend": target.kind,
     }
     return call.answer(_encode(document), prompt_tokens=num_tokens)
@@ -104,5 +109,9 @@ def _index(score: Score) -> int:
     return score.index
 
 
-def _usage(num_tokens: int) -> dict[str, int]:
-    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+def _inputs(queries: Iterable[tuple[str, Sequence[str]]]) -> Iterator[TextPrompt]:
+    """Each document is read together with its query."""
+    for query, documents in queries:
+        for document in documents:
+            yield TextPrompt(text=query)
+            yield TextPrompt(text=document)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ from backends.errors import (
 )
 from backends.litellm.backend import LiteLLMBackend
 from backends.litellm.patience import Patience
+from models.card import ModelCard, Price
 from tests.backends.embedding_contract import FOX, EmbeddingContract, embedded, numbers, wanted
 from tests.backends.litellm_backends import QUICK, a_backend, a_card, environment, needs_litellm
 from tests.backends.provider_upstreams.openai_embeddings import Embedder
@@ -61,13 +62,16 @@ class TestLiteLLMBehindTheRunnerWire(EmbeddingContract):
 
 @asynccontextmanager
 async def a_provider(
-    monkeypatch: pytest.MonkeyPatch, patience: Patience = QUICK, **script: Any
+    monkeypatch: pytest.MonkeyPatch,
+    patience: Patience = QUICK,
+    cards: Sequence[ModelCard] = (),
+    **script: Any,
 ) -> AsyncIterator[tuple[LiteLLMBackend, Upstream]]:
     async with upstream(Embedder(**script)) as server:
         environment(monkeypatch, server.url)
         monkeypatch.setenv("COHERE_API_KEY", "co-0123456789abcdef")
         monkeypatch.setenv("COHERE_API_BASE", server.url)
-        async with a_backend(CARD, RANKER, CHAT, patience=patience) as backend:
+        async with a_backend(CARD, RANKER, CHAT, *cards, patience=patience) as backend:
             yield backend, server
 
 
@@ -189,3 +193,74 @@ async def test_documents_are_ranked_by_the_provider(monkeypatch: pytest.MonkeyPa
 
     assert [score.index for score in found.scores] == [1, 2]
     assert found.scores[0].score == pytest.approx(1)
+
+
+# What it costs
+
+PRICED = a_card(
+    "priced",
+    "openai/text-embedding-3-small",
+    capabilities=("embeddings",),
+    price=Price(prompt=2.0, completion=0.0),
+)
+ROUTED = a_card("routed", "openrouter/openai/text-embedding-3-small", capabilities=("embeddings",))
+UNKNOWN = a_card("unknown", "openai/some-embedder", capabilities=("embeddings",))
+PRICED_RANKER = a_card(
+    "dear", "cohere/rerank-v3.5", capabilities=("rerank",), price=Price(prompt=3.0, completion=0.0)
+)
+
+
+def ranking_of(model: str) -> RerankRequest:
+    return RerankRequest(request_id="r", model=model, query="water", documents=("a", "water of rivers"))
+
+
+async def test_embeddings_cost_what_litellms_map_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_provider(monkeypatch) as (backend, _):
+        found = await embedded(backend, wanted("vec", FOX))
+
+    assert found.cost_usd == pytest.approx(found.prompt_tokens * 0.02e-6)
+
+
+async def test_a_cards_price_goes_before_the_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_provider(monkeypatch, cards=[PRICED]) as (backend, _):
+        found = await embedded(backend, wanted("priced", FOX))
+
+    assert found.cost_usd == pytest.approx(found.prompt_tokens * 2e-6)
+
+
+async def test_tokens_that_were_counted_here_cost_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_provider(monkeypatch, reports_usage=False) as (backend, _):
+        found = await embedded(backend, wanted("vec", FOX))
+
+    assert found.cost_usd == pytest.approx(found.prompt_tokens * 0.02e-6)
+    assert found.cost_usd > 0
+
+
+async def test_what_the_provider_says_goes_before_the_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_provider(monkeypatch, cards=[ROUTED], cost=0.125) as (backend, _):
+        assert (await embedded(backend, wanted("routed", FOX))).cost_usd == 0.125
+
+
+async def test_nobody_knows_the_price_of_what_is_in_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_provider(monkeypatch, cards=[UNKNOWN]) as (backend, _):
+        assert (await embedded(backend, wanted("unknown", FOX))).cost_usd is None
+
+
+async def test_ranks_cost_by_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_provider(monkeypatch) as (backend, _):
+        assert (await backend.rerank(ranking_of("ranker"))).cost_usd == pytest.approx(0.002)
+
+
+async def test_ranks_cost_by_the_token_where_the_card_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cohere tells no tokens, so they are counted here, the query with each document."""
+    async with a_provider(monkeypatch, cards=[PRICED_RANKER]) as (backend, _):
+        found = await backend.rerank(ranking_of("dear"))
+
+    assert 5 <= found.prompt_tokens <= 8
+    assert found.cost_usd == pytest.approx(found.prompt_tokens * 3e-6)
+
+
+async def test_the_cost_travels_over_the_runners_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_provider(monkeypatch) as (backend, _), served(backend) as client:
+        assert (await client.embed(wanted("vec", FOX))).cost_usd
+        assert (await client.rerank(ranking_of("ranker"))).cost_usd

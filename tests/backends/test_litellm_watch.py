@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.litellm.watch import Watch
+from backends.litellm.watch import MAX_LINE_BYTES, Tail, Watch
 
 FINISH = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'
 TEXT = b'data: {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": null}]}\r\n\r\n'
@@ -66,3 +66,37 @@ def test_how_the_network_cut_the_bytes_changes_nothing(
 
     found = [(each.is_openai, each.has_finished, each.is_broken, each.error) for each in (cut, one)]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "cost"),
+    [
+        (b'{"data":[[0.1,0.2]],"usage":{"prompt_tokens":3,"cost":1.5e-07,"total_tokens":3}}', 1.5e-07),
+        (b'{"data":[[0.1,0.2]],"usage": {"prompt_tokens": 3, "cost": 2 }}', 2.0),
+        (b'{"usage":{"prompt_tokens":3},"data":[[0.1]]}', None),
+        (b'{"cost":5,"usage":{"prompt_tokens":3}}', None),
+        (b'{"usage":{"cost":null}}', None),
+        (b'{"usage":{"cost":1.', None),
+        (b"", None),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_the_end_of_an_answer_tells_its_cost(body: bytes, cost: float | None, size: int) -> None:
+    tail = Tail()
+    whole = b'{"data":[' + b"0.25," * 1000 + b"0]," + body[1:] if body else b""
+    for at in range(0, len(whole), size):
+        tail.feed(whole[at : at + size])
+
+    assert tail.cost_usd == cost
+
+
+@pytest.mark.parametrize("size", [1000, 65_536, MAX_LINE_BYTES + 1, 10 * MAX_LINE_BYTES])
+def test_an_event_of_many_megabytes_is_passed_over_and_kept_by_nobody(size: int) -> None:
+    watch = Watch()
+    whole = TEXT + b'data: {"choices": "' + b"x" * (2 * MAX_LINE_BYTES) + b'"}\n\n' + FINISH
+    for at in range(0, len(whole), size):
+        watch.feed(whole[at : at + size])
+        assert len(watch._rest) <= MAX_LINE_BYTES
+
+    assert watch.has_finished
+    assert not watch.is_broken

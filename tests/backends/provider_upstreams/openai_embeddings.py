@@ -21,6 +21,8 @@ class Embedder:
     context_length: int = 8192
     refusal: tuple[int, Any] | None = None
     reports_usage: bool = True
+    cost: float | None = None
+    """Told in the usage, as OpenRouter does."""
     holds: bool = False
     """It never answers."""
 
@@ -54,8 +56,10 @@ class Embedder:
         else:
             written = vectors
         data = [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(written)]
-        count = sum(map(len, ids)) if self.reports_usage else 0
+        count: float = sum(map(len, ids)) if self.reports_usage else 0
         usage = {"prompt_tokens": count, "total_tokens": count}
+        if self.cost is not None:
+            usage["cost"] = self.cost
         await wire.json(200, {"object": "list", "data": data, "model": body["model"], "usage": usage})
 
     async def _rerank(self, body: dict[str, Any], wire: Wire) -> None:
