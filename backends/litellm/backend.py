@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, MutableMapping
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from backends.errors import (
     BackendUnavailable,
     Draining,
     NotSupported,
+    UnsupportedParameter,
     UpstreamAuthFailed,
 )
 from backends.litellm import embedding, providers, sdk, transport, usage
@@ -29,6 +31,7 @@ from backends.litellm.offers import offered_models
 from backends.litellm.parameters import plan
 from backends.litellm.patience import Cooldowns, Patience
 from backends.litellm.run import Run
+from backends.tokenizing import TokenizeRequest, Tokens
 from backends.types import (
     BackendHealth,
     EventBatch,
@@ -41,6 +44,8 @@ from backends.types import (
 )
 from models.catalogue import Catalogue
 from models.errors import UnknownModel
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Asked = TypeVar("Asked", EmbeddingRequest, RerankRequest)
@@ -96,6 +101,8 @@ class LiteLLMBackend(Backend):
             cooldowns=self._cooldowns,
             patience=self._patience,
         )
+        for name, right in providers.unread(self._providers(), self._environ).items():
+            _log.warning("%s is set, but LiteLLM reads the address from %s", name, right)
         await self._warm_up()
 
     async def _warm_up(self) -> None:
@@ -215,6 +222,16 @@ class LiteLLMBackend(Backend):
         return await asyncio.to_thread(usage.count_prompt, self._sdk, deployment, prompt)
 
     @override
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        """How many tokens there are, by LiteLLM's tokenizer for the model or the nearest it has. Which ones, the
+        provider does not say."""
+        if request.with_strings:
+            raise UnsupportedParameter(
+                "return_token_strs: the provider does not tell its tokens", param="return_token_strs"
+            )
+        return Tokens(await self.count_tokens(request.model, request.prompt), is_estimated=True)
+
+    @override
     async def load(self, model: str) -> AsyncGenerator[LoadProgress, None]:
         self._refuse_to_load(model)
         yield LoadProgress("ready")
@@ -261,7 +278,10 @@ class LiteLLMBackend(Backend):
         return self._offers
 
     def _configured(self) -> tuple[str, ...]:
-        return providers.configured([str(one.value) for one in self._sdk.provider_list], self._environ)
+        return providers.configured(self._providers(), self._environ)
+
+    def _providers(self) -> list[str]:
+        return [str(one.value) for one in self._sdk.provider_list]
 
     @override
     async def drain(self, timeout_s: float) -> bool:

@@ -5,7 +5,7 @@
 3. A name without the date that the map has it under (`claude-3-opus`): its `-latest`, else its newest date.
 4. A name that begins as all of a provider's do (`claude-`, `gpt-`): the map is older than some models and younger than
    others. The provider says whether it has it.
-5. Unknown.
+5. Unknown; so is what cannot be a model's name.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from models.errors import UnknownModel
 
 MAX_KNOWN: Final = 4096
 """Names remembered. Clients choose them, so the table is emptied when it is full."""
+_NAME: Final = re.compile(r"[A-Za-z0-9@](?:[A-Za-z0-9_:@+-]|\.(?!\.)|/(?![./]))*")
+"""What a client may call a model. LiteLLM puts names into addresses, takes a URL for the address itself, and some
+providers' keys would go there. A card may say anything."""
 _DATE: Final = r"-(\d{8}|\d{4}-\d{2}-\d{2}|\d{4})"
 _FAMILIES: Final[Mapping[str, str]] = {
     "chatgpt-": "openai",
@@ -90,7 +93,7 @@ class Deployments:
                 self._known.clear()
             card = self._card(name)
             source = card.sources.get("litellm") if card is not None else None
-            remote = source.name if isinstance(source, RemoteSource) else name
+            remote = source.name if isinstance(source, RemoteSource) else _checked(name)
             found = self._known[name] = self._look_up(remote, card, asked=name)
         return found
 
@@ -134,7 +137,10 @@ class Deployments:
 
     def _info(self, model: str, provider: str) -> Mapping[str, Any]:
         try:
-            info = self._sdk.get_model_info(model=model, custom_llm_provider=provider)
+            # The public `get_model_info` asks the hub, or a server on this machine, about what the map does not have.
+            info = self._sdk.utils.get_model_info_helper(
+                model=model, custom_llm_provider=provider, catalog_only=True
+            )
         except Exception:
             return {}
         return dict(info)
@@ -147,6 +153,12 @@ class Deployments:
 
     def _near(self, name: str) -> list[str]:
         return difflib.get_close_matches(name, [card.id for card in self._catalogue.cards("litellm")], n=3)
+
+
+def _checked(name: str) -> str:
+    if _NAME.fullmatch(name) is None:
+        raise UnknownModel(name)
+    return name
 
 
 def newest_dated(name: str, names: Iterable[str]) -> str | None:

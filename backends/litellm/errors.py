@@ -34,6 +34,9 @@ from models.errors import ModelError, UnknownModel
 _log = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARS: Final = 500
+MAX_READ_CHARS: Final = 8192
+"""Of a provider's words, those that are looked at. They may quote the prompt, whose author would choose how long the
+patterns below take."""
 MAX_RETRY_AFTER_S: Final = 3600.0
 
 _PARAMETERS: Final = (
@@ -243,7 +246,7 @@ def _said(exc: BaseException) -> _Said:
     message = ""
     for link in _chain(exc):
         text = str(getattr(link, "message", "") or link)
-        message = message or text
+        message = message or text[:MAX_READ_CHARS]
         for body in (getattr(link, "body", None), _json_in(text)):
             if isinstance(body, Mapping) and (found := _of_body(body)) is not None:
                 return found
@@ -253,12 +256,12 @@ def _said(exc: BaseException) -> _Said:
 def _of_body(body: Mapping[str, Any]) -> _Said | None:
     inner = body.get("error", body)
     if isinstance(inner, str):
-        return _Said(message=inner)
+        return _Said(message=inner[:MAX_READ_CHARS])
     if not isinstance(inner, Mapping) or not isinstance(inner.get("message"), str):
         return None
     code = inner.get("code")
     return _Said(
-        message=inner["message"],
+        message=inner["message"][:MAX_READ_CHARS],
         code=code if isinstance(code, str) else "",
         type=inner["type"] if isinstance(inner.get("type"), str) else "",
         param=inner["param"] if isinstance(inner.get("param"), str) else None,

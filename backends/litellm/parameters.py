@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from backends.errors import InvalidParameter, NotSupported, UnsupportedParameter
 from backends.litellm.deployment import Deployment
+from backends.litellm.pictures import own_messages
 from backends.types import ChatPrompt, GenerationRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
 
 MAX_TOKEN_ID: Final = 1 << 20
@@ -84,7 +85,7 @@ class Part:
         messages = self.arguments.get("messages")
         if messages is None:
             return dict(self.arguments)
-        return {**self.arguments, "messages": [dict(message) for message in messages]}
+        return {**self.arguments, "messages": list(map(_copy, messages))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,13 @@ class Plan:
     defaults: frozenset[str] = frozenset()
     stream: bool = field(default=False)
     """Whether the provider is asked for a stream: where the caller reads one, or where a stop here may end it early."""
+
+
+def _copy(message: Mapping[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if isinstance(content, list):
+        return {**message, "content": [dict(part) for part in content]}
+    return dict(message)
 
 
 def plan(request: GenerationRequest, deployment: Deployment) -> Plan:
@@ -229,7 +237,7 @@ def _prompt_arguments(request: GenerationRequest, prompt: Prompt, deployment: De
         _check_ids(prompt)
         return {"prompt": list(prompt.token_ids)}
     _check_template(request, prompt, deployment)
-    arguments: dict[str, Any] = {"messages": prompt.messages}
+    arguments: dict[str, Any] = {"messages": own_messages(prompt.messages, deployment)}
     if prompt.tools:
         if "tools" not in deployment.supported:
             raise _refused(request, "tools")

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+_STEMS: Final[Mapping[str, str]] = {"ollama_chat": "OLLAMA", "text-completion-openai": "OPENAI"}
+_HAVE_BASE_URL: Final = frozenset({"ANTHROPIC", "COMETAPI", "NACE", "OPENAI"})
+"""Whose address LiteLLM also reads from `…_BASE_URL`. A test looks for others in LiteLLM's source."""
 USUAL_KEYS: Final = ("OPENROUTER_API_KEY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY")
 
 _OTHER_KEYS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
@@ -24,9 +27,9 @@ _OTHER_KEYS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     "gemini": (("GOOGLE_API_KEY",),),
     "github": (("GITHUB_API_KEY",),),
     "huggingface": (("HF_TOKEN",),),
+    "openrouter": (("OR_API_KEY",),),
     "perplexity": (("PERPLEXITYAI_API_KEY",),),
     "replicate": (("REPLICATE_API_TOKEN",),),
-    "text-completion-openai": (("OPENAI_API_KEY",),),
     "vertex_ai": (("VERTEXAI_PROJECT", "VERTEXAI_LOCATION"), ("VERTEX_PROJECT", "VERTEX_LOCATION")),
     "watsonx": (("WATSONX_APIKEY",), ("WX_API_KEY",)),
 }
@@ -55,9 +58,7 @@ _NO_KEY_NEEDED: Final = frozenset(
 
 def has_key(provider: str, environ: Mapping[str, str]) -> bool:
     """Whether calls to the provider can be made: a key is set, or an address of a server that needs none."""
-    stem = provider.upper().replace("-", "_")
-    if provider == "text-completion-openai":
-        stem = "OPENAI"
+    stem = _stem(provider)
     keys = [(f"{stem}_API_KEY",), (f"{stem.replace('_', '')}_API_KEY",), *_OTHER_KEYS.get(provider, ())]
     if any(all(environ.get(name, "").strip() for name in names) for names in keys):
         return True
@@ -66,8 +67,25 @@ def has_key(provider: str, environ: Mapping[str, str]) -> bool:
 
 def has_address(provider: str, environ: Mapping[str, str]) -> bool:
     """Whether the provider's address is set here, instead of its public one."""
-    stem = provider.upper().replace("-", "_")
-    return any(environ.get(f"{stem}_{name}", "").strip() for name in ("API_BASE", "BASE_URL"))
+    stem = _stem(provider)
+    names = [f"{stem}_API_BASE", *([f"{stem}_BASE_URL"] if stem in _HAVE_BASE_URL else [])]
+    return any(environ.get(name, "").strip() for name in names)
+
+
+def unread(providers: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that look like addresses and are read by nobody, each with the one that is: without it the calls, and
+    the key, go to the provider's public address."""
+    stems = {_stem(provider) for provider in providers} - _HAVE_BASE_URL
+    return {
+        f"{stem}_BASE_URL": f"{stem}_API_BASE"
+        for stem in sorted(stems)
+        if environ.get(f"{stem}_BASE_URL", "").strip()
+    }
+
+
+def _stem(provider: str) -> str:
+    """How the names of the provider's variables begin."""
+    return _STEMS.get(provider) or provider.upper().replace("-", "_")
 
 
 def configured(providers: Iterable[str], environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ from collections.abc import MutableMapping
 from functools import cache
 from typing import Any, Final
 
+from backends.litellm import no_fetch
+
 _BEFORE_IMPORT: Final = {
     # Price map, beta headers and other lists come with the package; it would fetch newer ones, three tries each.
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -19,6 +21,7 @@ _BEFORE_IMPORT: Final = {
     "LITELLM_LOG": "CRITICAL",
     # Its native road opens connections that are not ours to close.
     "LITELLM_RUST": "False",
+    **no_fetch.NO_DOWNLOADS,
 }
 _LOGGERS: Final = ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy")
 _CHATTY: Final = ("httpx", "httpx2", "httpcore", "openai", "anthropic")
@@ -61,6 +64,7 @@ def load(environ: MutableMapping[str, str]) -> Any:
     litellm.REPEATED_STREAMING_CHUNK_LIMIT = sys.maxsize
     # It would ask the hub for a tokenizer, in the middle of the event loop, to count tokens.
     litellm.disable_hf_tokenizer_download = True
+    no_fetch.forbid(litellm)
     return litellm
 
 

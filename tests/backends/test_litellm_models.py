@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from backends.errors import UpstreamAuthFailed
+from backends.litellm import deployment as deployment_module
 from backends.litellm import providers
-from backends.litellm.deployment import capabilities_of, newest_dated
+from backends.litellm.deployment import Deployments, capabilities_of, newest_dated
 from backends.runner import OfferingClient
 from backends.runner.app import create_runner_app
 from backends.runner.offers import cards_of
@@ -284,3 +288,90 @@ class TestWithLiteLLM:
 
         assert (run.stdout, run.stderr, run.returncode) == ("quiet\n", "", 0)
         assert not logging.getLogger("LiteLLM").isEnabledFor(logging.ERROR)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "huggingface/https://example.com",
+        "gemini/m:countTokens?key=x&",
+        "gemini/m%2f..%2ffiles",
+        "gemini/../files",
+        "gemini/./m",
+        "openai//m",
+        "openai/m#",
+        "openai/m m",
+        "openai/mé",
+        "openai/.m",
+        "/openai/m",
+        "",
+    ],
+)
+def test_what_a_provider_might_take_for_an_address_is_no_name(name: str):
+    """Nobody is asked about it, not even LiteLLM."""
+    with pytest.raises(UnknownModel):
+        Deployments(None, Catalogue([])).resolve(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt-4o",
+        "ft:gpt-4o-mini-2024-07-18:org:name:id",
+        "openrouter/meta-llama/llama-3-70b:free",
+        "cloudflare/@cf/meta/llama-2-7b-chat-int8",
+        "bedrock/us.anthropic.claude-sonnet-4-5-20250929-v1:0",
+        "bedrock/arn:aws:bedrock:us-east-1:123456789012:inference-profile/a.b-c_d",
+        "vertex_ai/gemini-2.5-pro@001",
+    ],
+)
+def test_names_that_providers_use_are_names(name: str):
+    assert deployment_module._NAME.fullmatch(name)
+
+
+@pytest.mark.parametrize(
+    ("provider", "name"),
+    [
+        ("openai", "OPENAI_API_BASE"),
+        ("openai", "OPENAI_BASE_URL"),
+        ("text-completion-openai", "OPENAI_BASE_URL"),
+        ("anthropic", "ANTHROPIC_BASE_URL"),
+        ("openrouter", "OPENROUTER_API_BASE"),
+        ("ollama_chat", "OLLAMA_API_BASE"),
+    ],
+)
+def test_an_address_is_read_from_the_variables_that_litellm_reads(provider: str, name: str):
+    assert providers.has_address(provider, {name: "http://x"})
+
+
+def test_a_variable_that_nobody_reads_is_told_with_the_one_that_is_read():
+    environ = {"OPENROUTER_BASE_URL": "http://x", "OPENAI_BASE_URL": "http://x", "GROQ_BASE_URL": " "}
+
+    assert not providers.has_address("openrouter", environ)
+    assert providers.unread(["openai", "openrouter", "groq"], environ) == {
+        "OPENROUTER_BASE_URL": "OPENROUTER_API_BASE"
+    }
+
+
+class TestWithLiteLLMsSource:
+    pytestmark = needs_litellm
+
+    def test_litellm_reads_no_other_base_urls(self):
+        found = importlib.util.find_spec("litellm")
+        assert found is not None
+        assert found.submodule_search_locations
+        root = Path(found.submodule_search_locations[0])
+        files = [
+            root / "main.py",
+            *(root / "llms").rglob("*.py"),
+            *(root / "litellm_core_utils").rglob("*.py"),
+        ]
+        names = {
+            name
+            for file in files
+            for name in re.findall(
+                r'get(?:env|_secret|_secret_str)\(\s*"([A-Z_]+)_BASE_URL"', file.read_text()
+            )
+        }
+
+        assert names <= providers._HAVE_BASE_URL | {"LOGFIRE", "ANTHROPIC_AWS"}
