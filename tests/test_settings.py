@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-import settings
 from settings import Args, Settings, SettingsError, load_settings
+from settings.reference import reference
 
 DOCS = Path(__file__).parents[1] / "docs" / "configuration.md"
 
@@ -575,7 +575,7 @@ def sections(text: str) -> dict[str, str]:
 
 
 def test_the_tables_of_the_documentation_are_those_of_the_code() -> None:
-    assert sections(DOCS.read_text("utf-8")) == settings.reference()
+    assert sections(DOCS.read_text("utf-8")) == reference()
 
 
 def test_every_variable_and_argument_stands_in_the_reference() -> None:
@@ -587,19 +587,19 @@ def test_every_variable_and_argument_stands_in_the_reference() -> None:
             names |= leaves(inner, f"{prefix}{name}.") if nested else {prefix + name}  # type: ignore[arg-type]
         return names
 
-    documented = set(re.findall(r"^\| `([\w.]+)`", "\n".join(settings.reference().values()), re.MULTILINE))
+    documented = set(re.findall(r"^\| `([\w.]+)`", "\n".join(reference().values()), re.MULTILINE))
 
     assert documented == {f"LLM_{name.upper()}" for name in Settings.model_fields} | leaves(Args, "")
 
 
 def test_every_knob_says_what_is_allowed_and_what_it_does() -> None:
-    rows = [row for table in settings.reference().values() for row in table.splitlines()[2:]]
+    rows = [row for table in reference().values() for row in table.splitlines()[2:]]
 
     assert all(len(row.split(" | ")) == 4 and "|  |" not in row for row in rows)
 
 
 def test_nothing_else_in_the_service_reads_the_environment() -> None:
-    root = Path(settings.__file__).parent
+    root = Path(__file__).parents[1]
     readers = [
         str(path.relative_to(root))
         for folder in ("models", "backends", "openai_compat")
