@@ -29,6 +29,8 @@ from loadtests.workload import Workload
 logger = logging.getLogger("loadtests")
 
 LAG_EVERY_S = 0.1
+PATIENCE_S = 20.0
+"""With requests that the service counts when the load has ended: other processes of locust may be ending theirs."""
 EVENTS_AT_ONCE = 64
 """Locust events after which other users get a turn: the bookkeeping of one must not delay the clocks of all."""
 
@@ -134,7 +136,7 @@ class Session:
             "end": self.facts.get("end", time.time()),
             "lag_p99_s": percentile(self.lags, 0.99),
             "not_served": self.not_served,
-            "running_after": running_requests(self.target, patience_s=5.0),
+            "running_after": running_requests(self.target, patience_s=PATIENCE_S),
             "processes": len(getattr(self.environment.runner, "clients", ())) or 1,
         }
         if capacity := setting("CAPACITY"):

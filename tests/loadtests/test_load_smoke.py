@@ -59,7 +59,7 @@ def failures(records: Sequence[Record]) -> set[str | None]:
 
 def test_nothing_fails_where_nothing_is_broken(host: str, tmp_path: Path) -> None:
     with broken(host, None) as proxy:
-        told = load(proxy, tmp_path, "--duration", "8")
+        told = load(proxy, tmp_path, "--duration", "6")
 
     assert failures(read_records(tmp_path / "records.jsonl")) == set(), told.stdout
     assert told.returncode == 0, told.stdout + told.stderr
@@ -70,7 +70,7 @@ def test_nothing_fails_where_nothing_is_broken(host: str, tmp_path: Path) -> Non
 )
 def test_smoke_fails_when_the_service_misbehaves(host: str, tmp_path: Path, how: str, kind: str) -> None:
     with broken(host, how) as proxy:
-        told = load(proxy, tmp_path, "--duration", "8")
+        told = load(proxy, tmp_path, "--duration", "6")
 
     assert told.returncode == 1, told.stdout + told.stderr
     assert "FAIL failed ÷ requests ≤ 0" in told.stdout
