@@ -25,7 +25,7 @@ from openai_compat.middleware import PASS_ON, layers
 from openai_compat.openapi import openapi_document
 from openai_compat.rate_limit import RateLimiter
 from openai_compat.replicas import Replicas
-from openai_compat.routes import chat, completions, embeddings, health, models, rerank
+from openai_compat.routes import chat, completions, embeddings, health, models, rerank, tokenize
 from openai_compat.serving.gateway import Gateway
 from openai_compat.serving.health import HealthCache
 from openai_compat.serving.info import SERVICE_TITLE, SERVICE_VERSION
@@ -37,6 +37,8 @@ ROUTES: Final = (
     Route("/v1/embeddings", embeddings.embeddings, methods=["POST"]),
     Route("/v1/rerank", rerank.rerank, methods=["POST"]),
     Route("/v1/score", rerank.score, methods=["POST"]),
+    Route("/tokenize", tokenize.tokenize, methods=["POST"]),
+    Route("/detokenize", tokenize.detokenize, methods=["POST"]),
     Route("/v1/models", models.list_models, methods=["GET"]),
     Route("/v1/models/load", models.load_model, methods=["POST"]),
     Route("/v1/models/unload", models.unload_model, methods=["POST"]),

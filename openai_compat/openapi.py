@@ -17,6 +17,7 @@ from openai_compat.schemas.fields import Schema
 from openai_compat.schemas.models import LOAD, UNLOAD
 from openai_compat.schemas.rerank import RERANK, SCORE
 from openai_compat.schemas.table import json_schema
+from openai_compat.schemas.tokenize import DETOKENIZE, TOKENIZE
 from openai_compat.serving.info import SERVICE_DESCRIPTION, SERVICE_TITLE, SERVICE_VERSION
 
 _ERRORS: Final = {
@@ -79,6 +80,8 @@ def openapi_document() -> Schema:
         "EmbeddingRequest": json_schema("EmbeddingRequest", EMBEDDINGS),
         "RerankRequest": json_schema("RerankRequest", RERANK),
         "ScoreRequest": json_schema("ScoreRequest", SCORE),
+        "TokenizeRequest": json_schema("TokenizeRequest", TOKENIZE),
+        "DetokenizeRequest": json_schema("DetokenizeRequest", DETOKENIZE),
         "LoadRequest": json_schema("LoadRequest", LOAD),
         "UnloadRequest": json_schema("UnloadRequest", UNLOAD),
     }
@@ -103,6 +106,8 @@ def openapi_document() -> Schema:
             "/v1/embeddings": {"post": _post("Embed texts", "EmbeddingRequest", _answer("Embeddings"))},
             "/v1/rerank": {"post": _post("Rank documents", "RerankRequest", _answer("Ranking"))},
             "/v1/score": {"post": _post("Score pairs of texts", "ScoreRequest", _answer("Scores"))},
+            "/tokenize": {"post": _post("Tokens of a text", "TokenizeRequest", _answer("Tokens"))},
+            "/detokenize": {"post": _post("Text of tokens", "DetokenizeRequest", _answer("TokenText"))},
             "/v1/models": {"get": _get("List models", "ModelList", _BACKEND)},
             "/v1/models/{id}": {"get": _get("Describe a model", "Model", _ID, errors=("401", "404", "429"))},
             "/v1/models/load": {

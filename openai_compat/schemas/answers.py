@@ -215,6 +215,20 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "backend": _STRING,
         }
     ),
+    "Tokens": _object(
+        {
+            "count": _COUNT,
+            "max_model_len": {"type": ["integer", "null"], "description": "Tokens; null where unknown."},
+            "tokens": {"type": ["array", "null"], "items": _COUNT, "description": "Null where only counted."},
+            "token_strs": _list(_STRING),
+            "is_estimated": {"const": True, "description": "The provider does not say; counted by us."},
+            "model": _STRING,
+            "backend": _STRING,
+        },
+        "token_strs",
+        "is_estimated",
+    ),
+    "TokenText": _object({"prompt": _STRING, "model": _STRING, "backend": _STRING}),
     "Model": _object(
         {
             "id": _STRING,

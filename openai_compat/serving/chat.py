@@ -58,7 +58,7 @@ def plan_chat(gateway: Gateway, asked: ChatRequest, request_id: str, target: Tar
         tools=asked.tools if takes_tools else None,
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
-        template_kwargs=_template_kwargs(gateway, asked, target),
+        template_kwargs=template_kwargs(gateway, asked.template_kwargs, target),
     )
     sampling = resolve(asked.sampling, card)
     answer = ChatAnswer(
@@ -92,8 +92,9 @@ def _without_idle_effort(asked: ChatRequest, target: Target) -> tuple[Mapping[st
     return {key: value for key, value in asked.needed.items() if key != name}, (*asked.ignored, name)
 
 
-def _template_kwargs(gateway: Gateway, asked: ChatRequest, target: Target) -> dict[str, object]:
-    """A reasoning model on vLLM answers directly unless the caller says otherwise, key by key."""
+def template_kwargs(gateway: Gateway, asked: dict[str, object], target: Target) -> dict[str, object]:
+    """What the template is told. A reasoning model on vLLM answers directly unless the caller says otherwise, key by
+    key."""
     if target.kind == "vllm" and gateway.config.vllm_disable_thinking:
-        return {"enable_thinking": False, **asked.template_kwargs}
-    return asked.template_kwargs
+        return {"enable_thinking": False, **asked}
+    return asked

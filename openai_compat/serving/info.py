@@ -22,6 +22,8 @@ FUNCTIONS: Final = (
     ("embeddings", "POST", "/v1/embeddings", "Turn texts into vectors.", False),
     ("rerank", "POST", "/v1/rerank", "Put documents in the order in which they answer a query.", False),
     ("score", "POST", "/v1/score", "Tell how well pairs of texts go together.", False),
+    ("tokenize", "POST", "/tokenize", "Tell the tokens of a text or a conversation.", False),
+    ("detokenize", "POST", "/detokenize", "Tell the text of tokens.", False),
     ("list_models", "GET", "/v1/models", "List the models, of all backends or of one.", False),
     ("get_model", "GET", "/v1/models/{id}", "Describe one model.", False),
     ("load_model", "POST", "/v1/models/load", "Load a model on a local backend.", True),
