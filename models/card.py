@@ -194,6 +194,15 @@ class VLLMServing(_Frozen):
     """More of vLLM's own command-line arguments, one word each; they win over what the service sets."""
 
 
+class ReasoningMarkers(_Frozen):
+    """What stands around a model's reasoning in its text."""
+
+    open: str = Field(min_length=1, max_length=64)
+    """Where it begins, such as `<think>`."""
+    close: str = Field(min_length=1, max_length=64)
+    """Where it ends, such as `</think>`."""
+
+
 class Price(_Frozen):
     """What a model that somebody else serves costs, in US dollars for a million tokens."""
 
@@ -233,6 +242,8 @@ class ModelCard(_Frozen):
     """Defaults of requests to this model."""
     chat_template: Annotated[str, Field(min_length=1, max_length=1 << 20)] | None = None
     """Jinja source that replaces the model's own template; null keeps that."""
+    reasoning_markers: ReasoningMarkers | None = None
+    """What stands around its reasoning on llama.cpp; null reads that from the template."""
     vllm: VLLMServing = VLLMServing()
     """How vLLM serves it here."""
     autoload: bool = True

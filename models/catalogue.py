@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -335,13 +336,28 @@ def _try_header(path: Path) -> GgufHeader | None:
         return None
 
 
+_TELLS_TOOLS = re.compile(r"\btools\b")
+_TELLS_REASONING = re.compile(
+    r"</?think>|\[THINK\]|<\|START_THINKING\|>|\benable_thinking\b|\breasoning_effort\b"
+)
+
+
 def capabilities_of(header: GgufHeader, *, has_template: bool = False) -> tuple[Capability, ...]:
-    """What a GGUF can be asked for. A base model, which has no chat template, only completes text."""
+    """What a GGUF can be asked for. A base model, which has no chat template, only completes text; a template that
+    names tools or thoughts belongs to a model that was made for them."""
     if header.is_reranker:
         return ("rerank",)
     if header.has_pooling:
         return ("embeddings",)
-    return ("chat", "completion") if has_template or header.chat_template else ("completion",)
+    if not (has_template or header.chat_template):
+        return ("completion",)
+    template = header.chat_template or ""
+    beside: list[Capability] = []
+    if _TELLS_TOOLS.search(template):
+        beside.append("tools")
+    if _TELLS_REASONING.search(template):
+        beside.append("reasoning")
+    return ("chat", "completion", *beside)
 
 
 def _other_names(file: FoundFile) -> tuple[str, ...]:

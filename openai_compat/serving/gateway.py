@@ -35,6 +35,10 @@ CLOUDS: Final = frozenset({"litellm"})
 own: he names its address."""
 
 
+ANY_MODEL_CALLS: Final = frozenset({"llamacpp"})
+"""The backends that tell any chat model of tools, and hold it to their schemas."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """Where a request goes. `kind` is the backend's name on the wire."""
@@ -201,9 +205,11 @@ def require_features(needed: Mapping[str, Feature], target: Target) -> None:
 
 def has_feature(target: Target, feature: Feature) -> bool:
     """Whether a request for it is passed on. Whoever serves a remote model judges it himself; of a local one the card
-    says whether it was made for tools."""
+    says whether it was made for tools, or for reasoning."""
     if feature not in target.backend.features:
         return False
+    if target.kind in ANY_MODEL_CALLS:
+        return feature != "reasoning_effort" or "reasoning" in target.card.capabilities
     if feature != "tools" or "tools" in target.card.capabilities:
         return True
     sources = target.card.sources.items()

@@ -176,6 +176,14 @@ def test_a_file_answers_to_its_suffix_and_its_absolute_path(models: Path, name: 
     [
         (LLAMA, ("chat", "completion")),
         (BASE, ("completion",)),
+        (
+            {**LLAMA, "tokenizer.chat_template": "{% for tool in tools %}{{ tool }}{% endfor %}"},
+            ("chat", "completion", "tools"),
+        ),
+        (
+            {**LLAMA, "tokenizer.chat_template": "{{ content.split('</think>')[-1] }}"},
+            ("chat", "completion", "reasoning"),
+        ),
         (BERT, ("embeddings",)),
         ({**BERT, "bert.pooling_type": 4}, ("rerank",)),
     ],
