@@ -96,7 +96,7 @@ async def test_a_forward_pass_takes_no_more_tokens_than_it_has_room_for() -> Non
     async with an_embedder(make_batcher=CountedCalls, max_batch_size=32) as backend:
         found = await embedded(backend, wanted(EMBEDDER, *[long] * 9))
 
-    assert CountedCalls.sizes == [4, 4, 1]
+    assert CountedCalls.sizes == [2, 2, 2, 2, 1]
     assert len(found.vectors) == 9
 
 
