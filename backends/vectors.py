@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from backends.errors import InvalidParameter, UpstreamError
+from backends.errors import BackendFailed, InvalidParameter, UpstreamError
 
 Vector = npt.NDArray[np.float32]
 
@@ -24,9 +25,15 @@ def check_dimensions(dimensions: int | None, length: int) -> None:
 
 
 def pack(vector: Vector, dimensions: int | None = None) -> bytes:
-    """The first `dimensions` numbers (None: all) at length 1, little-endian single precision. A zero stays one."""
-    kept = vector[:dimensions]
+    """The first `dimensions` numbers (None: all) at length 1, little-endian single precision. A zero stays one.
+
+    Raises: BackendFailed for what an engine computes out of damaged weights, or beyond its precision: JSON has no NaN.
+    """
+    # The squares of large numbers do not fit into single precision, and those of small ones vanish there.
+    kept = vector[:dimensions].astype(np.float64)
     norm = float(np.linalg.norm(kept))
+    if not math.isfinite(norm):
+        raise BackendFailed("The engine computed a vector that holds no numbers")
     return (kept / norm if norm > 0 else kept).astype("<f4").tobytes()
 
 

@@ -220,8 +220,13 @@ def _size(prompt: EmbeddingInput) -> int:
 
 
 def _probability(row: Vector) -> float:
-    """A reranker of one output was trained for its sigmoid; of several, the first is what it says of relevance."""
+    """A reranker of one output was trained for its sigmoid; of several, the first is what it says of relevance.
+
+    Raises: BackendFailed, as `pack`.
+    """
     first = float(row[0])
+    if not math.isfinite(first):
+        raise BackendFailed("The engine computed a score that is no number")
     if len(row) > 1:
         return first
     return 1 / (1 + math.exp(-first)) if first >= 0 else math.exp(first) / (1 + math.exp(first))
