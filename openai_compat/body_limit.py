@@ -1,17 +1,22 @@
-"""What a request's body may be: JSON by its header, and not longer than the limit.
+"""What a request's body may be: JSON by its header, not longer than the limit, and there in time.
 
-Both are known from the headers, before a byte of the body is read. Only a body without a declared length is
+The first two are known from the headers, before a byte of the body is read. Only a body without a declared length is
 counted while it arrives.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable
+from typing import Final
 
 from starlette.types import Message, Receive
 
-from openai_compat.errors import RequestTooLarge, UnsupportedMediaType
+from openai_compat.errors import RequestTooLarge, RequestTooSlow, UnsupportedMediaType
+
+BODY_GAP_S: Final = 30.0
+"""Longest wait for the next piece of a body."""
 
 _JSON = re.compile(rb"application/(?:json|[a-z0-9!#$&^_.-]+\+json)")
 
@@ -58,3 +63,28 @@ def counted(receive: Receive, limit_bytes: int) -> Receive:
         return message
 
     return receive_counted
+
+
+def timely(receive: Receive, *, total_s: float, gap_s: float = BODY_GAP_S) -> Receive:
+    """`receive` that raises RequestTooSlow when the next piece of the body takes longer than `gap_s`, or all of it
+    longer than `total_s`: what has arrived of a body that never ends would be held for as long as its client likes.
+    What comes after the body (the client leaving) may take its time."""
+    ends_at: float | None = None
+    is_whole = False
+
+    async def receive_in_time() -> Message:
+        nonlocal ends_at, is_whole
+        if is_whole:
+            return await receive()
+        now = asyncio.get_running_loop().time()
+        if ends_at is None:
+            ends_at = now + total_s
+        try:
+            async with asyncio.timeout_at(min(ends_at, now + gap_s)):
+                message = await receive()
+        except TimeoutError:
+            raise RequestTooSlow from None
+        is_whole = not message.get("more_body", False)
+        return message
+
+    return receive_in_time

@@ -14,6 +14,7 @@ too; all of them are the caller's fault:
     ├── NotFound                no such path
     ├── MethodNotAllowed        the path exists, the method does not
     ├── RequestTooLarge         the body is longer than the limit
+    ├── RequestTooSlow          the body did not arrive in time
     └── UnsupportedMediaType    the body is not JSON by its own header
 
 An exception of any other class is our bug: a 500 with a fixed sentence, whatever it says of itself.
@@ -123,6 +124,13 @@ class RequestTooLarge(be.RequestError):
         self.limit_bytes = limit_bytes
 
 
+class RequestTooSlow(be.RequestError):
+    """The body, or its next piece, did not arrive in time."""
+
+    def __init__(self) -> None:
+        super().__init__("The request body did not arrive in time")
+
+
 class UnsupportedMediaType(be.RequestError):
     """The body's own header says that it is not plain JSON."""
 
@@ -174,6 +182,7 @@ ROWS: dict[type[Exception], Row] = {
     NotFound: Row(404, _INVALID, "not_found"),
     MethodNotAllowed: Row(405, _INVALID, "method_not_allowed"),
     RequestTooLarge: Row(413, _INVALID, "request_too_large"),
+    RequestTooSlow: Row(408, "timeout_error", "timeout"),
     UnsupportedMediaType: Row(415, _INVALID, "unsupported_media_type"),
 }
 """Class -> what it becomes. Every class of the three trees has its own row; a test walks them."""
@@ -273,7 +282,7 @@ def error_headers(exc: BaseException) -> dict[str, str]:
         headers["x-should-retry"] = "false"
     elif isinstance(known, MethodNotAllowed):
         headers["allow"] = ", ".join(known.allow)
-    elif isinstance(known, RequestTooLarge):
+    elif isinstance(known, RequestTooLarge | RequestTooSlow):
         # The rest of the body is not read, so the connection cannot carry another request.
         headers["connection"] = "close"
     return headers

@@ -3,7 +3,7 @@
     Edge    request id · clock · access log · request counter
     Cors    headers for browsers (only when origins are configured)
     Gate    path spelling · 404, 405 · OPTIONS, HEAD · token 401 · rate limit 429 · size and type 413, 415
-            and the place where every error becomes its answer
+            · time of the body 408 · and the place where every error becomes its answer
     routes  body 422 · model and backend 404, 400 · admission 503
 
 All of it is plain ASGI. A chunk of a stream passes one function per layer that has to see it, and nothing is
@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from backends.backstop import Backstop
 from openai_compat.access_log import AccessLog
 from openai_compat.auth import Authenticator, ClientAddress
-from openai_compat.body_limit import check_headers, counted
+from openai_compat.body_limit import check_headers, counted, timely
 from openai_compat.config import WireConfig
 from openai_compat.cors import Cors
 from openai_compat.errors import error_response, error_row, is_internal
@@ -74,6 +74,7 @@ def layers(
             addresses=ClientAddress(config.trusted_proxies),
             limiter=limiter or RateLimiter.from_config(config),
             max_body_bytes=config.max_body_bytes,
+            body_timeout_s=config.request_timeout_s,
             metrics_auth=config.metrics_auth,
             backstop=Backstop(config.backstop_s) if config.backstop_s is not None else None,
         )
@@ -144,6 +145,7 @@ class Gate:
         addresses: ClientAddress,
         limiter: RateLimiter,
         max_body_bytes: int,
+        body_timeout_s: float,
         metrics_auth: bool = False,
         backstop: Backstop | None = None,
         routes: RouteTable | None = None,
@@ -155,6 +157,7 @@ class Gate:
         self._addresses = addresses
         self._limiter = limiter
         self._max_body_bytes = max_body_bytes
+        self._body_timeout_s = body_timeout_s
         self._metrics_auth = metrics_auth
         self._backstop = backstop
         self._routes = routes
@@ -222,9 +225,11 @@ class Gate:
         spending = self._limiter.spend(caller)
         if spending is not None:
             await spending
-        if scope["method"] == "POST" and check_headers(headers, self._max_body_bytes) is None:
-            return counted(receive, self._max_body_bytes)
-        return receive
+        if scope["method"] != "POST":
+            return receive
+        length = check_headers(headers, self._max_body_bytes)
+        receive = timely(receive, total_s=self._body_timeout_s)
+        return counted(receive, self._max_body_bytes) if length is None else receive
 
 
 def _without_body(send: Send) -> Send:

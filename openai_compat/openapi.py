@@ -24,6 +24,7 @@ _ERRORS: Final = {
     "400": "The backend is not available, or the model cannot do what a field asks.",
     "401": "No token, a malformed one or an unknown one.",
     "404": "No such model.",
+    "408": "The body did not arrive in time.",
     "409": "A load of this model runs.",
     "413": "The body is too large.",
     "415": "The body is not JSON.",
@@ -35,7 +36,7 @@ _ERRORS: Final = {
     "503": "The concurrency limit, or the backend cannot serve now; see Retry-After.",
     "504": "A deadline passed.",
 }
-_POST_ERRORS: Final = ("400", "401", "404", "413", "415", "422", "429", "500", "501", "503", "504")
+_POST_ERRORS: Final = ("400", "401", "404", "408", "413", "415", "422", "429", "500", "501", "503", "504")
 _GET_ERRORS: Final = ("401", "429")
 
 _COMPLETION_HEADERS: Final[Schema] = {

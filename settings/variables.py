@@ -95,8 +95,8 @@ class Settings(BaseSettings):
         (), "comma-separated origins (scheme://host[:port]), or *"
     )
     """Browser pages that may call the API. Unset: CORS is off."""
-    max_body_bytes: int = knob(16 * 1024 * 1024, "a whole number >= 1024", unit="bytes", ge=1024)
-    """Largest request body."""
+    max_body_bytes: int = knob(16 << 20, "a whole number, 1024-67108864", unit="bytes", ge=1024, le=64 << 20)
+    """Largest request body. A runner takes no more than the most that is allowed here."""
 
     request_timeout_s: float = knob(300.0, "a number > 0, below gateway.timeout", unit="s", gt=0)
     """Longest time for one request, received to last byte."""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from backends.runner.app import MAX_BODY_BYTES
 from settings import Args, Settings, SettingsError, load_settings
 from settings.reference import reference
 
@@ -130,7 +131,7 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
         *(("LLM_MAX_CONCURRENT_COMPLETIONS", value) for value in ("0", "many")),
         *(("LLM_QUEUE_SIZE", value) for value in ("-1", "1.5")),
         *(("LLM_REQUEST_TIMEOUT_S", value) for value in ("0", "-5", "inf")),
-        *(("LLM_MAX_BODY_BYTES", value) for value in ("0", "16M")),
+        *(("LLM_MAX_BODY_BYTES", value) for value in ("0", "16M", "67108865")),
         *(("LLM_TRUSTED_PROXIES", value) for value in ("10.0.0.0/99", "proxy.example")),
         *(("LLM_CORS_ORIGINS", value) for value in ("example.com", "https://a.example/path")),
         *(
@@ -529,6 +530,11 @@ def test_an_unknown_overriding_variable_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("LLM_ARGS__LLAMACPP__NUM_SLOT", "1")
 
     assert "from LLM_ARGS__LLAMACPP__NUM_SLOT" in refused_args()
+
+
+def test_the_largest_body_that_may_be_allowed_is_what_a_runner_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load(monkeypatch, LLM_MAX_BODY_BYTES=str(MAX_BODY_BYTES)).max_body_bytes == MAX_BODY_BYTES
+    assert "LLM_MAX_BODY_BYTES" in refused(monkeypatch, LLM_MAX_BODY_BYTES=str(MAX_BODY_BYTES + 1))
 
 
 def test_bentomls_time_limit_must_lie_above_ours(monkeypatch: pytest.MonkeyPatch) -> None:

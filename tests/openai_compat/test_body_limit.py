@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from starlette.types import Message
 
-from openai_compat.body_limit import check_headers, counted
-from openai_compat.errors import RequestTooLarge, UnsupportedMediaType
+from openai_compat.body_limit import check_headers, counted, timely
+from openai_compat.errors import RequestTooLarge, RequestTooSlow, UnsupportedMediaType
 
 JSON = (b"content-type", b"application/json")
 
@@ -113,3 +115,60 @@ async def test_the_chunk_that_passes_the_limit_is_refused_and_the_rest_not_read(
     with pytest.raises(RequestTooLarge):
         await receive()
     assert chunks.asked == 2
+
+
+class Trickle:
+    """A `receive` that gives each piece of a body after its wait, and never the end of it."""
+
+    def __init__(self, *waits_s: float) -> None:
+        self._waits_s = list(waits_s)
+
+    async def __call__(self) -> Message:
+        await asyncio.sleep(self._waits_s.pop(0) if self._waits_s else 60.0)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+
+async def test_a_body_whose_next_piece_does_not_come_is_refused() -> None:
+    receive = timely(Trickle(0.0), total_s=60.0, gap_s=0.01)
+    await receive()
+
+    with pytest.raises(RequestTooSlow):
+        await receive()
+
+
+async def test_a_body_that_comes_in_drops_is_refused_when_its_time_is_over() -> None:
+    receive = timely(Trickle(*[0.001] * 1000), total_s=0.02, gap_s=60.0)
+
+    async def read() -> None:
+        for _ in range(1000):
+            await receive()
+
+    with pytest.raises(RequestTooSlow):
+        await read()
+
+
+async def test_after_the_body_the_client_may_stay_as_long_as_it_likes() -> None:
+    pieces = Chunks(b"whole")
+    never = asyncio.Event()
+
+    async def body_then_silence() -> Message:
+        if pieces.asked == 0:
+            return await pieces()
+        await never.wait()
+        raise AssertionError
+
+    receive = timely(body_then_silence, total_s=0.005, gap_s=0.005)
+    await receive()
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(receive(), 0.05)
+
+
+async def test_whoever_is_cancelled_while_a_body_comes_is_not_told_of_slowness() -> None:
+    receive = timely(Trickle(), total_s=60.0)
+    reading = asyncio.ensure_future(receive())
+    await asyncio.sleep(0)
+    reading.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await reading

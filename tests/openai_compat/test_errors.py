@@ -88,6 +88,7 @@ def test_a_subclass_without_a_row_takes_its_parents() -> None:
         (errors.NotFound(), 404, "invalid_request_error", "not_found", None),
         (errors.MethodNotAllowed(["GET"]), 405, "invalid_request_error", "method_not_allowed", None),
         (errors.RequestTooLarge(limit_bytes=9), 413, "invalid_request_error", "request_too_large", None),
+        (errors.RequestTooSlow(), 408, "timeout_error", "timeout", None),
         (errors.UnsupportedMediaType("no"), 415, "invalid_request_error", "unsupported_media_type", None),
         (errors.RateLimited(retry_after_s=1), 429, "rate_limit_error", "rate_limit_exceeded", None),
         (
@@ -332,8 +333,9 @@ def test_a_frame_holds_the_error_alone_and_ends_with_a_blank_line() -> None:
     assert list(json.loads(frame[6:])) == ["error"]
 
 
-def test_413_closes_the_connection() -> None:
-    assert error_headers(errors.RequestTooLarge(limit_bytes=5))["connection"] == "close"
+@pytest.mark.parametrize("error", [errors.RequestTooLarge(limit_bytes=5), errors.RequestTooSlow()])
+def test_a_body_that_was_not_read_to_its_end_closes_the_connection(error: Exception) -> None:
+    assert error_headers(error)["connection"] == "close"
 
 
 def test_the_codes_are_words() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -339,6 +340,21 @@ async def test_a_chunked_body_over_the_limit_is_413(tmp_path: Path) -> None:
     service.metrics.close()
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+    assert service.seen == []
+
+
+async def test_a_body_that_never_ends_is_408(tmp_path: Path) -> None:
+    service = Service(tmp_path, request_timeout_s=0.02)
+
+    async def beginning() -> AsyncIterator[bytes]:
+        yield b"12345"
+        await asyncio.Event().wait()
+
+    async with service.client() as http:
+        answer = await http.post("/v1/chat/completions", headers=KEY, content=beginning())
+    service.metrics.close()
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (408, "timeout")
     assert service.seen == []
 
 
