@@ -18,7 +18,7 @@ here() { docker image inspect "$1" >/dev/null 2>&1; }
 if [[ -z ${BASE:-} ]]; then
     BASE=$wanted
     if ! here "$BASE" && ! timeout 60 docker pull --quiet "$BASE" >/dev/null 2>&1; then
-        BASE=llm-inference-base:bookworm
+        BASE=llm-inference-base:$(sha256sum deploy/image/debian-base.sh | cut -c1-12)
         say "$wanted cannot be pulled; building on $BASE"
         here "$BASE" || deploy/image/debian-base.sh "$BASE"
     fi

@@ -12,10 +12,12 @@ give_up() {
     exit 77
 }
 
-if [[ -n ${DOCKER_HOST:-} ]] || docker info >/dev/null 2>&1; then
-    docker info >/dev/null 2>&1 || give_up "DOCKER_HOST is $DOCKER_HOST and does not answer"
+# A daemon that hangs is as good as none.
+answers() { timeout --kill-after 1 5 docker info >/dev/null 2>&1; }
+if answers; then
     exec "$@"
 fi
+[[ -z ${DOCKER_HOST:-} ]] || give_up "DOCKER_HOST is $DOCKER_HOST and does not answer"
 for program in docker dockerd containerd; do
     command -v "$program" >/dev/null || give_up "$program is not installed (on Debian: apt-get install docker.io)"
 done
@@ -24,7 +26,7 @@ done
 root=${LLM_DOCKER_ROOT:-${XDG_CACHE_HOME:-$HOME/.cache}/llm-inference/docker}
 mkdir -p "$root"
 exec 9>"$root/lock"
-flock -n 9 || { echo "== waiting for another run to give $root free" >&2; flock 9; }
+flock -n 9 || { echo "== waiting for another run to give $root free" >&2; flock -w 1800 9 || give_up "$root is taken"; }
 export DOCKER_HOST="unix://$root/docker.sock"
 # Of a session of its own, so that Ctrl-C ends the command and not the daemon under it.
 setsid dockerd --data-root "$root/data" --exec-root "$root/exec" --pidfile "$root/dockerd.pid" \
@@ -32,15 +34,19 @@ setsid dockerd --data-root "$root/data" --exec-root "$root/exec" --pidfile "$roo
 daemon=$!
 stop() {
     kill "$daemon" 2>/dev/null || true
-    wait "$daemon" 2>/dev/null || true
+    for _ in {1..120}; do
+        kill -0 "$daemon" 2>/dev/null || return 0
+        sleep 0.25
+    done
+    kill -KILL "$daemon" 2>/dev/null || true
 }
 trap stop EXIT
-for _ in {1..120}; do
+deadline=$((SECONDS + 30))
+until answers; do
     kill -0 "$daemon" 2>/dev/null || give_up "dockerd ended: $(tail -1 "$root/dockerd.log")"
-    docker info >/dev/null 2>&1 && break
+    ((SECONDS < deadline)) || give_up "dockerd does not answer after 30 s ($root/dockerd.log)"
     sleep 0.25
 done
-docker info >/dev/null 2>&1 || give_up "dockerd does not answer after 30 s ($root/dockerd.log)"
 code=0
 "$@" 9>&- || code=$?
 exit "$code"

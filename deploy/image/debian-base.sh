@@ -5,9 +5,13 @@
 # The host's certificates go in, and where pip and uv find them: whoever has no registry often has a proxy of its own.
 set -euo pipefail
 name=$1
-here=$(dirname "$0")
+command -v debootstrap >/dev/null || {
+    echo '!! no base image: debootstrap is not installed (on Debian: apt-get install debootstrap)' >&2
+    exit 77
+}
 root=$(mktemp -d)
-trap 'rm -rf "$root"' EXIT
+# debootstrap mounts the kernel's file systems in there; when it is stopped half way they stay.
+trap 'umount --lazy "$root/proc" "$root/sys" 2>/dev/null; rm -rf --one-file-system "$root"' EXIT
 
 echo "== $name: Debian 12 by debootstrap" >&2
 packages=ca-certificates,python3,python3-venv,python3-pip,libgomp1
@@ -20,7 +24,10 @@ rm -f "$root.log"
 rm -f "$root"/usr/lib/python3*/EXTERNALLY-MANAGED
 ln -sf python3 "$root/usr/bin/python"
 rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/var/log/* \
-    "$root"/usr/share/{doc,man,info,locale,lintian}/*
+    "$root"/usr/share/{man,info,locale,lintian}/*
+# Each package's licence has to come along with it.
+find "$root/usr/share/doc" -type f -not -name copyright -delete
+find "$root/usr/share/doc" \( -xtype l -o -type d -empty \) -delete
 cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
 certificates=/etc/ssl/certs/ca-certificates.crt
 tar -C "$root" -c . | docker import \

@@ -7,7 +7,7 @@ export UV_NO_CACHE=1 UV_COMPILE_BYTECODE=1
 
 wheels=(wheels/llama_cpp_python-*.whl)
 if [[ ! -f ${wheels[0]} ]]; then
-    echo 'wheels/ holds no compiled llama.cpp; `make bento` puts it there' >&2
+    echo 'wheels/ holds no compiled llama.cpp; `make image` puts it there' >&2
     exit 1
 fi
 (cd wheels && sha256sum --check --strict --quiet SHA256SUMS)
