@@ -48,7 +48,7 @@ class OwnService:
 
 def principals(limits: Mapping[str, Any] = NO_LIMIT) -> dict[str, object]:
     """One caller with these limits of his own, and one with a low one: he must not spend what the others need."""
-    rows = ((TOKEN, "load", dict(limits)), (LIMITED_TOKEN, "over-limit", {"rps": 5, "burst": 10}))
+    rows = ((TOKEN, "load", dict(limits)), (LIMITED_TOKEN, "over-limit", {"rps": 1, "burst": 3}))
     return {
         "principals": [
             {"name": name, "token_sha256": hashlib.sha256(token.encode()).hexdigest(), "limits": own}

@@ -172,7 +172,7 @@ def test_caller_without_limits_of_his_own_has_those_of_the_service() -> None:
 
     assert isinstance(rows, list)
     assert rows[0]["limits"] == {}
-    assert rows[1]["limits"] == {"rps": 5, "burst": 10}
+    assert rows[1]["limits"] == {"rps": 1, "burst": 3}
 
 
 def test_model_is_loaded_before_the_load_begins() -> None:
