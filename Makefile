@@ -15,6 +15,8 @@ BENCH_VENV ?= .venv-bench
 LLAMA_CPP_SERVER_VENV ?= .venv-llama-cpp-server
 PROXY_VENV ?= .venv-proxy
 LOAD_VENV ?= .venv-load
+CLIENTS_VENV ?= .venv-clients
+CLIENTS_NODE := tests/clients/node/node_modules
 VLLM_VENV ?= .venv-vllm
 UV := .venv-uv/bin/uv
 
@@ -70,8 +72,8 @@ setup: $(VENV)/.has-llamacpp $(VENV)/.has-litellm $(VENV)/.has-dev  ## Only set 
 ##@ Check
 
 .PHONY: test
-test: setup  ## Every test but those of test-vllm, load-smoke, image-test and check-deploy; ARGS='-k name' picks some
-	$(VENV)/bin/python -m pytest -q -m 'not vllm and not load and not image and not deploy' $(ARGS)
+test: setup  ## Every test but those of test-vllm, test-clients, load-smoke, image-test and check-deploy; ARGS='-k name' picks some
+	$(VENV)/bin/python -m pytest -q -m 'not vllm and not load and not image and not deploy and not clients' $(ARGS)
 
 .PHONY: test-unit
 test-unit: $(UNIT_VENV)/.has-dev  ## The tests that need no engine, in an environment that has none
@@ -84,6 +86,12 @@ test-unit: $(UNIT_VENV)/.has-dev  ## The tests that need no engine, in an enviro
 test-vllm: setup $(VLLM_VENV)/.has-vllm $(VLLM_VENV)/.has-weights  ## The tests with the real vLLM: on the CPU, or on the GPU that is here
 	TEST_VLLM_PYTHON='$(CURDIR)/$(VLLM_VENV)/bin/python' TEST_VLLM_WEIGHTS="$$(< $(VLLM_VENV)/.has-weights)" \
 		$(VENV)/bin/python -m pytest -q tests/vllm_engine $(ARGS)
+
+# A client's own warnings are not ours.
+.PHONY: test-clients
+test-clients: setup $(CLIENTS_VENV)/.has-clients $(CLIENTS_NODE)/.package-lock.json  ## The clients that people use against a running service
+	TEST_SERVICE_PYTHON='$(CURDIR)/$(VENV)/bin/python' \
+		$(CLIENTS_VENV)/bin/python -W ignore -m pytest -q -W ignore tests/clients $(ARGS)
 
 .PHONY: check
 check: lint test-unit  ## Style, types, direction of imports, unit tests
@@ -149,7 +157,7 @@ image-gpu: $(VENV)/.has-base  ## Build the image with vLLM for NVIDIA GPUs (abou
 # Where no Docker daemon can be had, this says so and succeeds; REQUIRE_DOCKER=1 makes it fail.
 .PHONY: image-test
 image-test: setup  ## Build the image and run it: without a network, killed, stopped
-	@$(bento_tools) MAKE='$(MAKE)' PYTHON_FOR_TESTS='$(VENV)/bin/python' tools/with_docker.sh tools/image_test.sh '$(IMAGE)' $(ARGS) || { code=$$?; \
+	@$(bento_tools) PYTHON_FOR_TESTS='$(VENV)/bin/python' tools/with_docker.sh tools/image_test.sh '$(IMAGE)' $(ARGS) || { code=$$?; \
 		if ((code == 77)) && [[ -z "$${REQUIRE_DOCKER:-}" ]]; then \
 			printf '!!\n!! make image-test: SKIPPED, the image was neither built nor run (see above)\n!!\n' >&2; \
 		else exit $$code; fi; }
@@ -174,7 +182,7 @@ lock: $(UV)  ## Recompile requirements/*.txt (UPGRADE=1 takes newer versions)
 
 .PHONY: clean
 clean:  ## Remove environments, caches and build results of this checkout (the compiled llama.cpp wheel stays)
-	rm -rf $(VENV) $(UNIT_VENV) $(BENCH_VENV) $(LLAMA_CPP_SERVER_VENV) $(PROXY_VENV) $(LOAD_VENV) $(VLLM_VENV) .venv-uv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(UNIT_VENV) $(BENCH_VENV) $(LLAMA_CPP_SERVER_VENV) $(PROXY_VENV) $(LOAD_VENV) $(CLIENTS_VENV) $(CLIENTS_NODE) $(VLLM_VENV) .venv-uv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache build dist wheels/*.whl wheels/SHA256SUMS
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -263,6 +271,17 @@ $(LLAMA_CPP_SERVER_VENV)/.has-llama-cpp-server: requirements/bench-llama-cpp-ser
 	@wheel=$$($(PYTHON) tools/source_wheel.py llama-cpp-python --uv '$(abspath $(UV))' --python '$(PYTHON)') && \
 		$(UV) pip install --quiet --python $(LLAMA_CPP_SERVER_VENV)/bin/python --no-deps --no-index "$$wheel"
 	@touch $@
+
+$(CLIENTS_VENV)/.has-clients: requirements/clients.txt $(UV)
+	$(say) '$(CLIENTS_VENV): other people'\''s clients'
+	@[[ -x $(CLIENTS_VENV)/bin/python ]] || $(UV) venv --quiet --python '$(PYTHON)' $(CLIENTS_VENV)
+	@$(install) $(CLIENTS_VENV)/bin/python -r $<
+	@touch $@
+
+# npm writes this file. Without npm the tests of JavaScript's clients are skipped, and say so.
+$(CLIENTS_NODE)/.package-lock.json: tests/clients/node/package-lock.json
+	@if command -v npm >/dev/null; then cd tests/clients/node && npm ci --silent --ignore-scripts && touch node_modules/.package-lock.json; \
+	else printf '!!\n!! no npm here: the JavaScript clients are SKIPPED\n!!\n' >&2; fi
 
 $(LOAD_VENV)/.has-locust: requirements/loadtests.txt $(UV)
 	$(say) '$(LOAD_VENV): locust'

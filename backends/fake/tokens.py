@@ -44,10 +44,10 @@ def count(prompt: Prompt) -> int:
 
 
 def text_of(prompt: Prompt) -> str:
-    """What the fake echoes: the last user message (or the last one at all), or the prompt."""
+    """What the fake echoes: the last message of a user or a tool (or the last one at all), or the prompt."""
     if isinstance(prompt, ChatPrompt):
-        users = [m for m in prompt.messages if m.get("role") == "user"] or prompt.messages
-        return _text_of(users[-1].get("content")) if users else ""
+        said = [m for m in prompt.messages if m.get("role") in ("user", "tool")] or prompt.messages
+        return _text_of(said[-1].get("content")) if said else ""
     if isinstance(prompt, TextPrompt):
         return prompt.text
     return "".join(f" <{i}>" for i in prompt.token_ids)

@@ -57,7 +57,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Instance:
-    """One `bentoml serve .` as a subprocess, in a session of its own, with a home of its own."""
+    """One `bentoml serve .` as a subprocess, in a session of its own, with a home of its own.
+
+    TEST_SERVICE_PYTHON names the interpreter that has the service, where the tests run in another environment.
+    """
 
     def __init__(self, home: Path, settings: dict[str, str]) -> None:
         self.port = self.free_port()
@@ -77,7 +80,7 @@ class Instance:
         }
         (home / "bentoml").mkdir()
         command = [
-            sys.executable,
+            os.environ.get("TEST_SERVICE_PYTHON", sys.executable),
             "-m",
             "bentoml",
             "serve",
