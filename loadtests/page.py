@@ -17,10 +17,10 @@ def fill(page: str, begin: str, end: str, text: str) -> str:
     return between.sub(lambda found: f"{found[1]}{text}\n{found[2]}", page)
 
 
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """With what would break a cell taken out of it."""
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, is_numeric: bool = False) -> str:
+    """With what would break a cell taken out of it. `is_numeric`: every column but the first holds numbers."""
     lines = [[_cell(cell) for cell in line] for line in (head, *rows)]
-    lines.insert(1, ["---"] * len(head))
+    lines.insert(1, ["---", *["---:" if is_numeric else "---"] * (len(head) - 1)])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

@@ -81,7 +81,7 @@ def _latencies(ran: Sequence[Ran]) -> str:
                     memory if number == 0 else "",
                 ]
             )
-    return markdown_table(head, rows)
+    return markdown_table(head, rows, is_numeric=True)
 
 
 def _pair(times: Summary | None) -> str:
@@ -105,10 +105,8 @@ def _levels(ran: Sequence[Ran]) -> list[str]:
     for one in ran:
         for table in tables(one.found):
             if table.title == "Levels":
-                name = one.found.facts["workload"]
-                parts.append(
-                    f"{name}: {one.found.workload.question}\n\n{markdown_table(table.head, table.rows)}"
-                )
+                levels = markdown_table(table.head, table.rows, is_numeric=True)
+                parts.append(f"{one.found.facts['workload']}: {one.found.workload.question}\n\n{levels}")
     return parts
 
 
