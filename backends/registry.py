@@ -57,7 +57,7 @@ LOADERS: Final[Mapping[str, LoaderFactory]] = {"fake": _fake, "llamacpp": _llama
 
 FEATURES: Final[Mapping[str, frozenset[Feature]]] = {
     "fake": frozenset({"tools", "structured_outputs", "reasoning_effort"}),
-    "llamacpp": frozenset(),
+    "llamacpp": frozenset({"tools", "structured_outputs", "reasoning_effort"}),
     # Passed on whole: a server refuses what it cannot do (vLLM `suffix`). Not `best_of`, which vLLM drops in silence.
     "vllm": frozenset({"tools", "structured_outputs", "reasoning_effort", "suffix", "echo_logprobs"}),
     "litellm": frozenset({"tools", "structured_outputs", "reasoning_effort"}),

@@ -11,10 +11,12 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from backends.errors import BackendFailed, InvalidGrammar
+from backends.llamacpp.constraint_trial import ConstraintTrial
 from backends.llamacpp.lib import llama_tokenize_address
 from backends.llamacpp.model import GgufModel
 
@@ -35,20 +37,33 @@ _LIMITS: Final[dict[str, Any]] = {
     "step_max_items": 50_000,
     "max_items_in_row": 2_000,
     "max_lexer_states": 50_000,
-    "max_grammar_size": 200_000,
+    "max_grammar_size": 10_000,
 }
 """What one grammar may cost to compile, and one mask. Beyond them the request fails; nobody else waits for long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A constraint as text. `spacing`: llguidance's options for JSON, where `kind` is `json`."""
+    """A constraint as text. `spacing`: llguidance's options for JSON, where `kind` is `json`. `around`: a Lark text
+    that calls it `@answer`, for what else the model writes; "" for nothing else."""
 
     kind: Literal["json", "lark", "regex"]
     text: str
     spacing: tuple[tuple[str, Any], ...] = ()
+    around: str = ""
     param: str = field(compare=False)
     """Where it stood in the request; named by errors."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing in it could cost much: short, and made of our own text and of keywords without regexes."""
+        if self.kind == "regex" or self.param == "structured_outputs.grammar":
+            return False
+        return len(self.text) <= _PLAIN_CHARS and not any(key in self.text for key in _COSTLY)
+
+
+_PLAIN_CHARS: Final = 8192
+_COSTLY: Final = ('"pattern', '"allOf"', '"multipleOf"')
 
 
 class Constraint:
@@ -110,26 +125,42 @@ class ConstraintCompiler:
 
     def __init__(self, model: GgufModel) -> None:
         self._model = model
+        self._compiling = threading.Lock()
+        """One at a time: one core at most, however many ask."""
         self._lock = threading.Lock()
-        """Held while a grammar is compiled: one core at most, however many ask."""
+        self._trial = ConstraintTrial()
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._kept: OrderedDict[Source, Constraint] = OrderedDict()
         self._kept_bytes = 0
 
     def compile(self, source: Source) -> Constraint:
         """Raises: InvalidGrammar with what is wrong, when it cannot be enforced as a whole or costs too much."""
+        with self._compiling:
+            made = self.kept(source)
+            if made is None:
+                made = self._compile(source)
+                self._keep(source, made)
+            return made
+
+    def kept(self, source: Source) -> Constraint | None:
+        """What was compiled before; never waits for a compilation."""
         with self._lock:
-            kept = self._kept.get(source)
-            if kept is not None:
+            made = self._kept.get(source)
+            if made is not None:
                 self._kept.move_to_end(source)
-                return kept
-            made = self._compile(source)
+            return made
+
+    def close(self) -> None:
+        """End what runs beside it. Nothing may be compiled any more."""
+        self._trial.close()
+
+    def _keep(self, source: Source, made: Constraint) -> None:
+        with self._lock:
             self._kept[source] = made
             self._kept_bytes += len(source.text)
             while len(self._kept) > MAX_CACHED or self._kept_bytes > MAX_CACHED_BYTES:
                 dropped, _ = self._kept.popitem(last=False)
                 self._kept_bytes -= len(dropped.text)
-            return made
 
     def _compile(self, source: Source) -> Constraint:
         if not self._model.end_of_generation:
@@ -149,16 +180,11 @@ class ConstraintCompiler:
             )
         import llguidance
 
-        try:
-            if source.kind == "json":
-                overrides: Any = {"whitespace_flexible": False, **dict(source.spacing), "lenient": False}
-                grammar = llguidance.LLMatcher.grammar_from_json_schema(source.text, overrides=overrides)
-            elif source.kind == "regex":
-                grammar = llguidance.LLMatcher.grammar_from_regex(source.text)
-            else:
-                grammar = llguidance.LLMatcher.grammar_from_lark(source.text)
-        except ValueError as error:
-            raise InvalidGrammar(f"{source.param}: {_first_line(str(error))}", param=source.param) from None
+        grammar = _grammar(source)
+        if not source.is_plain:
+            problem = self._trial.problem(grammar, _LIMITS)
+            if problem is not None:
+                raise InvalidGrammar(f"{source.param}: {_first_line(problem)}", param=source.param)
         limits = llguidance.LLParserLimits(**_LIMITS, verbose_errors=False)
         prototype = llguidance.LLMatcher(self._told_vocabulary(), grammar, log_level=0, limits=limits)
         if not prototype.is_error():
@@ -186,6 +212,28 @@ class ConstraintCompiler:
             )
         assert self._tokenizer is not None
         return self._tokenizer
+
+
+def _grammar(source: Source) -> str:
+    """llguidance's own form of it."""
+    import llguidance
+
+    matcher = llguidance.LLMatcher
+    try:
+        if source.kind == "json":
+            overrides: Any = {"whitespace_flexible": False, **dict(source.spacing), "lenient": False}
+            grammar = matcher.grammar_from_json_schema(source.text, overrides=overrides)
+        elif source.kind == "regex":
+            grammar = matcher.grammar_from_regex(source.text)
+        else:
+            grammar = matcher.grammar_from_lark(source.text)
+    except ValueError as error:
+        raise InvalidGrammar(f"{source.param}: {_first_line(str(error))}", param=source.param) from None
+    if not source.around:
+        return grammar
+    (answer,) = msgspec.json.decode(grammar)["grammars"]
+    parts = [{"lark_grammar": source.around}, {**answer, "name": "answer"}]
+    return msgspec.json.encode({"grammars": parts}).decode()
 
 
 def _first_line(reason: str) -> str:

@@ -13,7 +13,7 @@ from backends.errors import UnsupportedParameter
 from backends.llamacpp.constraint import Source
 from backends.llamacpp.model import GgufModel
 from backends.llamacpp.template import ChatTemplate
-from backends.llamacpp.tool_grammar import Marks, may_call, must_call
+from backends.llamacpp.tool_grammar import Marks, ThoughtMarks, around_answer, may_call, must_call
 from backends.parsing.answer import Grammar
 from backends.parsing.reasoning import ThoughtMarkers
 from backends.types import ChatPrompt, GenerationRequest, Prompt
@@ -29,11 +29,13 @@ _TAIL_TOKENS: Final = 16
 class Manner:
     """How an answer is to be written and read.
 
-    `source`: what constrains it, or None. `shown`: control tokens that are to be seen as text, because they are marks.
+    `source`: what constrains calls in it, or None. `around`: what stands around an answer that the request itself
+    constrains (`Source.around`). `shown`: control tokens that are to be seen as text, because they are marks.
     """
 
     grammar: Grammar
     source: Source | None = None
+    around: str = ""
     shown: Mapping[int, bytes] = field(default_factory=dict)
 
 
@@ -103,6 +105,9 @@ def manner_of(
         )
         if tools and form is not None
         else None,
+        around=around_answer(ThoughtMarks(thoughts=thoughts, begins_inside=begins_inside, tokens=special))
+        if thoughts is not None
+        else "",
         shown={token: mark.encode() for mark, token in special.items()},
     )
 

@@ -7,6 +7,7 @@ import ctypes
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from typing_extensions import override
@@ -20,6 +21,7 @@ from backends.errors import (
     UnsupportedParameter,
 )
 from backends.llamacpp.constraint import Constraint, ConstraintCompiler
+from backends.llamacpp.constraint_source import source_of, with_gbnf
 from backends.llamacpp.conversation import Manner, manner_of, told
 from backends.llamacpp.engine import Delivery, Engine, EngineConfig, Job
 from backends.llamacpp.model import GgufModel
@@ -95,6 +97,8 @@ class LlamaCppModel(LoadedModel):
         self._loop = loop
         self._jobs: dict[str, set[Job]] = {}
         self._constraints = ConstraintCompiler(model)
+        self._compiling = asyncio.Lock()
+        """Whoever waits for his turn waits here, and takes no thread from others."""
         self._engine = Engine(model, config, self._deliver)
         self._in_threads: set[asyncio.Future[Any]] = set()
         self._closing: asyncio.Task[None] | None = None
@@ -148,7 +152,7 @@ class LlamaCppModel(LoadedModel):
     async def _job(self, request: GenerationRequest, inbox: Inbox) -> tuple[Job, Manner | None]:
         """Everything that can be wrong with a request is found here, before the engine hears of it. Besides the job,
         how its texts are read; None: as they are."""
-        params = request.sampling
+        params = with_gbnf(request)
         check_token_ids(params, self._model.num_vocab_tokens)
         if params.grammar is not None:
             await self._in_thread(check_grammar, params.grammar, self._model)
@@ -170,13 +174,21 @@ class LlamaCppModel(LoadedModel):
             accepted_at=time.monotonic(),
             receive=inbox.put,
             shown=manner.shown if manner is not None else {},
-            constraint=await self._constraint(manner),
+            constraint=await self._constraint(request, manner),
         )
         return job, manner
 
-    async def _constraint(self, manner: Manner | None) -> Constraint | None:
-        source = manner.source if manner is not None else None
-        return None if source is None else await self._in_thread(self._constraints.compile, source)
+    async def _constraint(self, request: GenerationRequest, manner: Manner | None) -> Constraint | None:
+        source = source_of(request)
+        if manner is not None:
+            source = replace(source, around=manner.around) if source is not None else manner.source
+        if source is None:
+            return None
+        made = self._constraints.kept(source)
+        if made is None:
+            async with self._compiling:
+                made = await self._in_thread(self._constraints.compile, source)
+        return made
 
     def _manner(self, request: GenerationRequest, tokens: list[int]) -> Manner | None:
         if self._template is None:
@@ -291,6 +303,7 @@ class LlamaCppModel(LoadedModel):
 
     def _free(self) -> None:
         self._engine.close()
+        self._constraints.close()
         self._model.close()
         if sys.platform == "linux":
             # glibc keeps freed arenas; the operator who unloads a model wants to see its memory come back.

@@ -37,13 +37,24 @@ _OPENING: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Marks:
-    """How the model writes what is no text. `tokens`: the marks that are control tokens, by their text."""
+class ThoughtMarks:
+    """How the model writes its thoughts. `tokens`: the marks that are control tokens, by their text."""
 
-    form: CallFormat
     thoughts: ThoughtMarkers | None = None
     begins_inside: bool = False
     tokens: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marks(ThoughtMarks):
+    """How the model writes what is no text."""
+
+    form: CallFormat
+
+
+def around_answer(marks: ThoughtMarks) -> str:
+    """A thought, and then what another grammar called `answer` takes."""
+    return _grammar(marks, "@answer", [])
 
 
 def must_call(tools: list[dict[str, Any]], marks: Marks, *, several: bool) -> str:
@@ -88,7 +99,7 @@ def _words(form: CallFormat) -> str:
     return f"/{_WORDS}/" if form.takes_bare else "/(?s:.*)/"
 
 
-def _grammar(marks: Marks, body: str, lines: list[str]) -> str:
+def _grammar(marks: ThoughtMarks, body: str, lines: list[str]) -> str:
     """The whole text, a thought before it where the model has them."""
     thoughts = marks.thoughts
     if thoughts is None:
@@ -145,7 +156,7 @@ def _calls(marks: Marks, items: list[str], *, several: bool) -> str:
     return f"{marked} ({between}{marked})*"
 
 
-def _mark(marks: Marks, mark: str) -> str:
+def _mark(marks: ThoughtMarks, mark: str) -> str:
     token = marks.tokens.get(mark)
     return _text(mark) if token is None else f"<[{token}]>"
 

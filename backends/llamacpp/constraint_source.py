@@ -1,0 +1,85 @@
+"""From a request's `response_format` or `structured_outputs` to what llguidance compiles. No engine in here."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import msgspec
+
+from backends.errors import UnsupportedParameter
+from backends.llamacpp.constraint import Source
+from backends.llamacpp.schema_closing import closed
+from backends.types import GenerationRequest, SamplingParams
+
+_SPACED: Final = (("item_separator", ", "), ("key_separator", ": "))
+"""JSON as models have read most of it, and no blank anywhere else: where blanks are free, small models write nothing
+but blanks."""
+
+
+def source_of(request: GenerationRequest) -> Source | None:
+    """What the text of each answer has to look like; None: anything.
+
+    Raises: UnsupportedParameter for a form of constraint that is not there.
+    """
+    form = request.response_format
+    if form is not None:
+        if form["type"] == "json_object":
+            return _json({"type": "object"}, "response_format")
+        return _json(closed(form["json_schema"]["schema"]), "response_format.json_schema.schema")
+    outputs = request.structured_outputs
+    if outputs is None:
+        return None
+    if "json" in outputs:
+        schema = closed(outputs["json"], always=bool(outputs.get("disable_additional_properties")))
+        return _json(schema, "structured_outputs.json", outputs)
+    if "json_object" in outputs:
+        return _json({"type": "object"}, "structured_outputs.json_object", outputs)
+    if "regex" in outputs:
+        return Source(kind="regex", text=_unanchored(outputs["regex"]), param="structured_outputs.regex")
+    if "choice" in outputs:
+        choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in outputs["choice"])
+        return Source(kind="lark", text=f"start: {choices}\n", param="structured_outputs.choice")
+    if "grammar" in outputs:
+        if _is_gbnf(outputs["grammar"]):
+            return None
+        return Source(kind="lark", text=outputs["grammar"], param="structured_outputs.grammar")
+    name = next(iter(outputs.keys() - _OPTIONS), "structured_outputs")
+    raise UnsupportedParameter(
+        f"structured_outputs.{name}: llama.cpp has no such constraint", param=f"structured_outputs.{name}"
+    )
+
+
+def with_gbnf(request: GenerationRequest) -> SamplingParams:
+    """The request's parameters; a GBNF text that stands in `structured_outputs` is their grammar."""
+    grammar = (request.structured_outputs or {}).get("grammar", "")
+    if not _is_gbnf(grammar):
+        return request.sampling
+    return msgspec.structs.replace(request.sampling, grammar=grammar)
+
+
+def _is_gbnf(grammar: str) -> bool:
+    """Not Lark, which has no such sign outside of its literals."""
+    return "::=" in grammar
+
+
+_OPTIONS: Final = frozenset(
+    ("disable_fallback", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+)
+
+
+def _json(schema: Any, param: str, options: dict[str, Any] | None = None) -> Source:
+    spacing: tuple[tuple[str, Any], ...] = _SPACED
+    pattern = (options or {}).get("whitespace_pattern")
+    if (options or {}).get("disable_any_whitespace"):
+        spacing = ()
+    elif pattern is not None:
+        spacing = (("whitespace_pattern", pattern),)
+    return Source(kind="json", text=json.dumps(schema, ensure_ascii=False), spacing=spacing, param=param)
+
+
+def _unanchored(pattern: str) -> str:
+    """The pattern without `^` and `$` around it: the whole answer has to match anyhow. llguidance knows no anchors."""
+    pattern = pattern.removeprefix("^")
+    escapes = len(pattern) - 1 - len(pattern[:-1].rstrip("\\")) if pattern.endswith("$") else 1
+    return pattern if escapes % 2 else pattern[:-1]

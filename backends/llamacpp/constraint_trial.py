@@ -1,0 +1,87 @@
+"""Whether a grammar can be compiled, tried in a process of its own.
+
+llguidance counts most of its work and stops, but not all: a few dozen intersected regexes hold it for minutes, a chain
+of some thousand rules ends the process by its stack. What a caller wrote is tried out here first, under a clock. The
+process starts when it is needed and ends when nothing has come for a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+_CHILD: Final = Path(__file__).with_name("constraint_trial_child.py")
+_TIMEOUT_S: Final = 5.0
+"""On the clock of the wall, start included. What takes that long on an idle machine is refused; a busy one refuses
+more."""
+TOO_LONG: Final = "it takes too long to compile, or too much memory"
+
+
+class ConstraintTrial:
+    """Not thread-safe."""
+
+    def __init__(self, *, timeout_s: float = _TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def problem(self, grammar: str, limits: dict[str, Any]) -> str | None:
+        """Why `grammar`, in llguidance's own form, cannot be used here; None if it can."""
+        question = json.dumps({"grammar": grammar, "limits": limits}).encode() + b"\n"
+        for is_last in (False, True):
+            child = self._running()
+            timer = threading.Timer(self._timeout_s, child.kill)
+            timer.start()
+            try:
+                answer = _ask(child, question)
+            finally:
+                timer.cancel()
+            if answer:
+                problem: str | None = json.loads(answer)
+                return problem
+            self.close()
+            # It may have ended on its own account while the question was on its way.
+            if is_last or child.returncode != 0:
+                break
+        return TOO_LONG
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._child is None or self._child.poll() is not None:
+            self.close()
+            self._child = subprocess.Popen(  # noqa: S603 - our own file, by our own Python
+                [sys.executable, "-I", str(_CHILD)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        return self._child
+
+    def close(self) -> None:
+        """End the process. Idempotent."""
+        if self._child is not None:
+            child, self._child = self._child, None
+            for pipe in (child.stdin, child.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(BrokenPipeError):  # what was not written yet
+                        pipe.close()
+            try:
+                child.wait(0.5)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
+def _ask(child: subprocess.Popen[bytes], question: bytes) -> bytes:
+    """Its answer; nothing when it is no more."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        child.stdin.write(question)
+        child.stdin.flush()
+        return child.stdout.readline()
+    except BrokenPipeError:
+        return b""
