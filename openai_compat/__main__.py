@@ -1,6 +1,8 @@
-"""`python -m openai_compat hash-token`: what the principals file keeps of a token.
+"""`python -m openai_compat COMMAND`: tools for whoever runs the service, or any server like it.
 
-The token is read from standard input, where no process list shows it; `--new` makes one.
+hash-token           what the principals file keeps of a token
+conformance          the contract's behaviours against a running server
+conformance-table    several runs of it side by side
 """
 
 from __future__ import annotations
@@ -11,21 +13,55 @@ import secrets
 import sys
 from collections.abc import Sequence
 
-from openai_compat.principals import digest_of
-
 NEW_BYTES = 32
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0, or 2 for a token that could never be sent."""
+    """The exit code."""
     parser = argparse.ArgumentParser(prog="python -m openai_compat", description="Tools for operators.")
     commands = parser.add_subparsers(dest="command", required=True)
     hashing = commands.add_parser(
         "hash-token", help="the token_sha256 of a token, which is read from standard input"
     )
     hashing.add_argument("--new", action="store_true", help="make a new token and show it first")
+    trying = commands.add_parser("conformance", help="try the contract's behaviours on a running server")
+    trying.add_argument("--base-url", required=True, help="the server, with or without /v1")
+    trying.add_argument("--model", required=True, help="the model to ask it for")
+    trying.add_argument("--api-key", help="its bearer token, if it wants one")
+    trying.add_argument("--json", action="store_true", help="JSON instead of a table")
+    trying.add_argument(
+        "--extensions",
+        action=argparse.BooleanOptionalAction,
+        help="try what only this service promises, too (default: if the server is one)",
+    )
+    comparing = commands.add_parser("conformance-table", help="Markdown of several runs with --json")
+    comparing.add_argument("files", nargs="+", help="a file's name without its end is the server's")
     options = parser.parse_args(arguments)
-    if options.new:
+    # What a command needs is imported when it runs: the conformance checks need nothing of the service.
+    if options.command == "conformance":
+        from openai_compat.conformance.run import run
+
+        return run(
+            base_url=options.base_url,
+            model=options.model,
+            api_key=options.api_key,
+            extensions=options.extensions,
+            as_json=options.json,
+        )
+    if options.command == "conformance-table":
+        from openai_compat.conformance.compare import comparison
+
+        print(comparison(options.files), end="")
+        return 0
+    return hash_token(new=options.new)
+
+
+def hash_token(*, new: bool) -> int:
+    """Shows the digest of the token that standard input gives, where no process list shows it. 2 for a token that could
+    never be sent."""
+    from openai_compat.principals import digest_of
+
+    if new:
         token = secrets.token_urlsafe(NEW_BYTES)
         print(f"token: {token}")
     elif sys.stdin.isatty():
