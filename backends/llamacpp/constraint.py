@@ -116,7 +116,7 @@ class Matcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            reason = _first_line(self._matcher.get_error())
+            reason = _sentence(self._matcher.get_error())
             raise BackendFailed(f"The answer's constraint cannot be followed any further: {reason}")
 
 
@@ -184,7 +184,7 @@ class ConstraintCompiler:
         if not source.is_plain:
             problem = self._trial.problem(grammar, _LIMITS)
             if problem is not None:
-                raise InvalidGrammar(f"{source.param}: {_first_line(problem)}", param=source.param)
+                raise InvalidGrammar(f"{source.param}: {_sentence(problem)}", param=source.param)
         limits = llguidance.LLParserLimits(**_LIMITS, verbose_errors=False)
         prototype = llguidance.LLMatcher(self._told_vocabulary(), grammar, log_level=0, limits=limits)
         if not prototype.is_error():
@@ -194,7 +194,7 @@ class ConstraintCompiler:
             if not attempt.is_error():
                 return Constraint(prototype, self._model.num_vocab_tokens)
             prototype = attempt
-        raise InvalidGrammar(f"{source.param}: {_first_line(prototype.get_error())}", param=source.param)
+        raise InvalidGrammar(f"{source.param}: {_sentence(prototype.get_error())}", param=source.param)
 
     def _told_vocabulary(self) -> llguidance.LLTokenizer:
         if self._tokenizer is None:
@@ -228,7 +228,7 @@ def _grammar(source: Source) -> str:
         else:
             grammar = matcher.grammar_from_lark(source.text)
     except ValueError as error:
-        raise InvalidGrammar(f"{source.param}: {_first_line(str(error))}", param=source.param) from None
+        raise InvalidGrammar(f"{source.param}: {_sentence(str(error))}", param=source.param) from None
     if not source.around:
         return grammar
     (answer,) = msgspec.json.decode(grammar)["grammars"]
@@ -236,6 +236,16 @@ def _grammar(source: Source) -> str:
     return msgspec.json.encode({"grammars": parts}).decode()
 
 
-def _first_line(reason: str) -> str:
-    line = reason.strip().partition("\n")[0]
+def _sentence(reason: str) -> str:
+    """What llguidance says, in one line and without the state of its parser."""
+    first, *others = reason.strip().split("\n")
+    if first.startswith("NoExtension"):
+        return "nothing satisfies it"
+    if first.startswith(_UNKNOWN_KEYWORDS):
+        return f"these keywords cannot be enforced here: {first.removeprefix(_UNKNOWN_KEYWORDS).strip('[]')}"
+    details = [line for line in others if line.startswith("error: ")]
+    line = " ".join([first, *details[:1]])
     return f"{line[:_MAX_REASON_CHARS]}…" if len(line) > _MAX_REASON_CHARS else line
+
+
+_UNKNOWN_KEYWORDS: Final = "Unimplemented keys: "

@@ -2,6 +2,7 @@
 of this project."""
 
 import json
+import math
 import resource
 import select
 import sys
@@ -16,6 +17,7 @@ STACK_BYTES = 1536 << 10
 """Less than any thread of the service has, so that what passes here passes there."""
 MEMORY_BYTES = 1 << 30
 MAX_COMPILE_S = 1.0
+MAX_CPU_S = 3
 MAX_MASK_S = 0.03
 """Processor time. Everybody's next token waits for a mask."""
 STEPS = 3
@@ -64,6 +66,9 @@ def serve() -> None:
         line = sys.stdin.buffer.readline()
         if not line:
             return
+        # Beyond it the system ends the process.
+        limit = math.ceil(time.process_time()) + MAX_CPU_S
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
         asked = json.loads(line)
         print(json.dumps(problem(asked["grammar"], asked["limits"], tokenizer)), flush=True)
 

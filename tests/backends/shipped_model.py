@@ -18,6 +18,7 @@ from backends.llamacpp.loader import LlamaCppLoader, LlamaCppOptions
 from backends.llamacpp.model import GgufModel
 from backends.llamacpp.template import compile_template
 from backends.pool import PooledBackend
+from backends.registry import FEATURES
 from backends.types import TokenPrompt
 from models.catalogue import Catalogue
 
@@ -42,6 +43,7 @@ def a_loader(*, model_dirs: tuple[Path, ...] = (), **options: Any) -> LlamaCppLo
 @asynccontextmanager
 async def a_backend(**options: Any) -> AsyncIterator[PooledBackend]:
     backend = PooledBackend(a_loader(**options))
+    backend.features = FEATURES["llamacpp"]
     await backend.start()
     try:
         yield backend

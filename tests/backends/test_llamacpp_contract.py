@@ -10,6 +10,7 @@ pytest.importorskip("numpy", reason="the engine is not installed")
 
 from backends.base import Backend
 from backends.pool import PooledBackend
+from backends.registry import FEATURES
 from tests.backends.contract import BackendContract
 from tests.backends.serving import served
 from tests.backends.shipped_model import MODEL, a_backend, a_loader
@@ -32,5 +33,7 @@ class TestLlamaCpp(BackendContract):
 class TestLlamaCppBehindTheRunnerWire(BackendContract):
     @pytest.fixture
     async def backend(self) -> AsyncIterator[Backend]:
-        async with served(PooledBackend(a_loader())) as client:
+        pool = PooledBackend(a_loader())
+        pool.features = FEATURES["llamacpp"]
+        async with served(pool) as client:
             yield client
