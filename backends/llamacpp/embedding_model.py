@@ -7,6 +7,7 @@ import contextlib
 import math
 import os
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
@@ -17,6 +18,7 @@ from backends.batching import BatcherFactory, BatchLimits, Piece
 from backends.embedding import EmbeddingInput, EmbeddingRequest, Embeddings, Ranking, RerankRequest, Score
 from backends.errors import BackendFailed, ContextLengthExceeded, InvalidParameter, UnsupportedParameter
 from backends.llamacpp.embedding import EmbeddingConfig, EmbeddingContext
+from backends.llamacpp.embedding_pace import Pace
 from backends.llamacpp.model import GgufModel
 from backends.llamacpp.pairs import PairFrame
 from backends.llamacpp.wordpiece import WordPiece
@@ -48,14 +50,19 @@ class EmbeddingModel(LoadedModel):
         context_length: int,
         memory_bytes: int,
         make_batcher: BatcherFactory[Any, Any],
+        is_generating: Callable[[], bool],
     ) -> None:
-        """Loads nothing but a context; may run in another thread than the event loop's. Raises: InsufficientMemory."""
+        """Loads nothing but a context; may run in another thread than the event loop's. `is_generating`: as `Pace`.
+
+        Raises: InsufficientMemory.
+        """
         self.card_id = card_id
         self.context_length = min(context_length, config.max_tokens)
         self.memory_bytes = memory_bytes
         self._model = model
         self._wordpiece = WordPiece.of(model)
         self._context = EmbeddingContext(model, config)
+        self._pace = Pace(is_generating)
         self._limits = BatchLimits(config.max_sequences, config.max_tokens)
         self._batcher = make_batcher(self._compute, self._limits)
         self._engine = ThreadPoolExecutor(1, "llm-embedding", initializer=_step_back)
@@ -110,7 +117,8 @@ class EmbeddingModel(LoadedModel):
             self._num_requests -= 1
 
     async def _compute(self, pieces: Sequence[Piece[Sequence[int]]]) -> list[Sequence[Vector]]:
-        """One forward pass over the texts of all pieces."""
+        """One forward pass over the texts of all pieces, when its turn has come."""
+        await self._pace.turn()
         wanted = [() if piece.is_abandoned else piece.inputs for piece in pieces]
         texts = [text for inputs in wanted for text in inputs]
         if not texts:
@@ -118,10 +126,16 @@ class EmbeddingModel(LoadedModel):
         self._check_open()
         self._num_computing = sum(map(bool, wanted))
         try:
-            rows = iter(await self._in_thread(self._engine, self._context.compute, texts))
+            rows = iter(await self._in_thread(self._engine, self._pass, texts))
         finally:
             self._num_computing = 0
         return [[next(rows) for _ in inputs] for inputs in wanted]
+
+    def _pass(self, texts: Sequence[Sequence[int]]) -> Vector:
+        begin, cpu_begin = time.monotonic(), time.thread_time()
+        rows = self._context.compute(texts)
+        self._pace.passed(time.monotonic() - begin, time.thread_time() - cpu_begin)
+        return rows
 
     def _tokenize_all(self, inputs: Sequence[EmbeddingInput]) -> list[list[int]]:
         """Everything that can be wrong with an input is found here, so that it fails nobody it shares a batch with."""

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -76,6 +77,7 @@ class LlamaCppLoader(ModelLoader):
     def __init__(self, catalogue: Catalogue, options: LlamaCppOptions | None = None) -> None:
         self._catalogue = catalogue
         self._options = options or LlamaCppOptions()
+        self._generators: weakref.WeakSet[LlamaCppModel] = weakref.WeakSet()
 
     @override
     def resolve(self, name: str) -> ModelCard:
@@ -109,7 +111,10 @@ class LlamaCppLoader(ModelLoader):
 
         work = asyncio.ensure_future(asyncio.to_thread(self._load, card, loop, report, stopped))
         try:
-            return await asyncio.shield(work)
+            loaded = await asyncio.shield(work)
+            if not isinstance(loaded, EmbeddingModel):
+                self._generators.add(loaded)
+            return loaded
         except asyncio.CancelledError:
             # llama.cpp stops at its next progress call; nothing may stay in memory that nobody knows of.
             stopped.set()
@@ -207,7 +212,11 @@ class LlamaCppLoader(ModelLoader):
             context_length=context_length,
             memory_bytes=model.weights_bytes + _EMBEDDING_COMPUTE_BYTES,
             make_batcher=options.make_batcher,
+            is_generating=self._is_generating,
         )
+
+    def _is_generating(self) -> bool:
+        return any(model.running for model in self._generators)
 
     def _spare_bytes(self) -> int:
         """Half of what is free: the old cache stays until the new one holds its content, and others need memory too."""

@@ -17,10 +17,12 @@ from backends.base import Backend
 from backends.batching import BatchLimits, Compute, Piece, Unbatched
 from backends.embedding import RerankRequest
 from backends.errors import BackendFailed, ContextLengthExceeded, UnsupportedParameter
+from backends.llamacpp import embedding_pace
 from backends.llamacpp.embedding import EmbeddingConfig, EmbeddingContext
 from backends.llamacpp.model import GgufModel
 from backends.types import TextPrompt
 from models.convert import convert
+from tests.backends.contract import endless
 from tests.backends.embedding_contract import FOX, PARSER, LocalEmbeddingContract, embedded, numbers, wanted
 from tests.backends.reference.sentences import WRITTEN
 from tests.backends.serving import served
@@ -133,6 +135,26 @@ async def test_closing_ends_what_waits_and_then_frees_the_weights() -> None:
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
 
     assert all(isinstance(outcome, BackendFailed) or len(outcome.vectors) == 64 for outcome in outcomes)
+
+
+async def test_a_pass_that_rests_for_an_answer_goes_on_when_the_answer_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(embedding_pace, "RESTS", 1e6)
+    monkeypatch.setattr(embedding_pace, "_LONGEST_S", 1e6)
+    monkeypatch.setattr(embedding_pace, "KEPT_WAITING", -1.0)  # each pass counts as one that had to share
+    async with an_embedder() as backend:
+        await embedded(backend, wanted(EMBEDDER, FOX))
+        answer = backend.generate(endless(MODEL))
+        await anext(answer)
+
+        second = asyncio.ensure_future(embedded(backend, wanted(EMBEDDER, FOX)))
+        for _ in range(20):
+            await anext(answer)
+        assert not second.done()
+
+        await answer.aclose()
+        assert len((await second).vectors) == 1
 
 
 async def test_what_else_is_in_a_forward_pass_does_not_change_a_vector() -> None:
