@@ -7,7 +7,8 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, MutableMapping
-from typing import Any, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
 
 from typing_extensions import override
 
@@ -46,6 +47,10 @@ from models.catalogue import Catalogue
 from models.errors import UnknownModel
 
 _log = logging.getLogger(__name__)
+
+MAX_THREADS: Final = 64
+"""LiteLLM prepares most calls in a thread, where some providers ask a cloud for a token. asyncio has six threads on two
+cores: as many calls to a cloud that does not answer would hold up those to all others."""
 
 T = TypeVar("T")
 Asked = TypeVar("Asked", EmbeddingRequest, RerankRequest)
@@ -92,6 +97,9 @@ class LiteLLMBackend(Backend):
     async def start(self) -> None:
         if self._pool is not None:
             await self._pool.aclose()
+        else:
+            threads = ThreadPoolExecutor(MAX_THREADS, "litellm")
+            asyncio.get_running_loop().set_default_executor(threads)
         self._pool = transport.Pool(self._sdk)
         self._road = Road(
             sdk=self._sdk,
