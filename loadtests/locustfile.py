@@ -27,13 +27,13 @@ from loadtests.arrival import is_saturated, next_burst, poisson_waits, users_at_
 from loadtests.behaviour import Behaviour, NotServed
 from loadtests.run_folder import Level
 from loadtests.session import Session
-from loadtests.target import TargetError, setting, workload_asked_for
+from loadtests.target import TargetError, number_setting, setting, workload_asked_for
 from loadtests.workload import USERS, Workload
 
 logger = logging.getLogger("loadtests")
 
 WORKLOAD: Workload = workload_asked_for()
-STOP_S = 15.0
+STOP_S = number_setting("STOP_S") or 15.0
 """How long requests that run when the load ends may go on."""
 KEY = "loadtests"
 """Of what workers add to their reports to the master."""

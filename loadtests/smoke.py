@@ -21,6 +21,8 @@ SETTINGS = {
     # Client and service share the cores: an engine thread that waits must not spin.
     "OMP_WAIT_POLICY": "passive",
 }
+STOP_S = "60"
+"""How long the last answers may take: on a machine that hardly moves they are the only ones."""
 PARTS = (
     ("smoke-protocol", {"MODEL": "fake-echo", "EMBEDDING_MODEL": "fake-embeddings", "QUANTISATION": "none"}),
     ("smoke-model", {"MODEL": "smollm2-135m-instruct", "QUANTISATION": "Q4_1"}),
@@ -33,7 +35,7 @@ def smoke(*, python: str, out: Path) -> list[Report]:
     reports = []
     with own_service(python, out / "service", SETTINGS) as service:
         for name, settings in PARTS:
-            told = {"TOKEN": TOKEN, "OVER_LIMIT_TOKEN": LIMITED_TOKEN, **settings}
+            told = {"TOKEN": TOKEN, "OVER_LIMIT_TOKEN": LIMITED_TOKEN, "STOP_S": STOP_S, **settings}
             environment = {PREFIX + key: value for key, value in told.items()}
             print(f"\n== {name}", flush=True)
             first_answer(service, settings["MODEL"])
