@@ -11,9 +11,17 @@ import msgspec
 
 from backends.errors import UnsupportedParameter
 from backends.llamacpp.constraint import Source
+from backends.llamacpp.constraint_source import with_gbnf
 from backends.llamacpp.model import GgufModel
 from backends.llamacpp.template import ChatTemplate
-from backends.llamacpp.tool_grammar import Marks, ThoughtMarks, around_answer, may_call, must_call
+from backends.llamacpp.tool_grammar import (
+    Marks,
+    ThoughtMarks,
+    around_answer,
+    call_or_answer,
+    may_call,
+    must_call,
+)
 from backends.parsing.answer import Grammar
 from backends.parsing.reasoning import ThoughtMarkers
 from backends.types import ChatPrompt, GenerationRequest, Prompt
@@ -29,8 +37,8 @@ _TAIL_TOKENS: Final = 16
 class Manner:
     """How an answer is to be written and read.
 
-    `source`: what constrains calls in it, or None. `around`: what stands around an answer that the request itself
-    constrains (`Source.around`). `shown`: control tokens that are to be seen as text, because they are marks.
+    `source`: what constrains calls in it, or None. `around`: what stands around, or beside, an answer that the request
+    itself constrains (`Source.around`). `shown`: control tokens that are to be seen as text, because they are marks.
     """
 
     grammar: Grammar
@@ -83,60 +91,72 @@ def manner_of(
     """
     if not isinstance(prompt, ChatPrompt):
         return None
-    thoughts, begins_inside = _thoughts(prompt, tokens, template.thought_markers, model)
+    is_gbnf = with_gbnf(request).grammar is not None
+    # llama.cpp's own grammar holds from the first token on, thoughts or not.
+    thoughts, begins_inside = (
+        (None, False) if is_gbnf else _thoughts(prompt, tokens, template.thought_markers, model)
+    )
     tools = prompt.tools
     if not tools and thoughts is None:
         return None
     form = template.call_format if tools else None
     marks = [*(form.marks if form else ()), *(thoughts or ())]
     special = {mark: token for mark in marks if (token := _control_token(mark, model)) is not None}
-    return Manner(
-        grammar=Grammar(
-            thoughts=thoughts,
-            begins_inside=begins_inside,
-            calls=form,
-            names=frozenset(tool["function"]["name"] for tool in tools or ()),
-        ),
-        source=_source(
-            request,
-            tools,
-            Marks(form=form, thoughts=thoughts, begins_inside=begins_inside, tokens=special),
-            knows_tools="tools" in template.variables,
-        )
-        if tools and form is not None
-        else None,
-        around=around_answer(ThoughtMarks(thoughts=thoughts, begins_inside=begins_inside, tokens=special))
-        if thoughts is not None
-        else "",
-        shown={token: mark.encode() for mark, token in special.items()},
+    known: dict[str, Any] = {"thoughts": thoughts, "begins_inside": begins_inside, "tokens": special}
+    grammar = Grammar(
+        thoughts=thoughts,
+        begins_inside=begins_inside,
+        calls=form,
+        names=frozenset(tool["function"]["name"] for tool in tools or ()),
     )
+    shown = {token: mark.encode() for mark, token in special.items()}
+    if not tools or form is None:
+        return Manner(grammar=grammar, around=around_answer(ThoughtMarks(**known)), shown=shown)
+    if is_gbnf:
+        name = "structured_outputs" if request.sampling.grammar is None else "grammar"
+        raise UnsupportedParameter(f"{name}: a GBNF grammar and tools do not go together", param=name)
+    calling = _Calling(tools, Marks(form=form, **known), knows_tools="tools" in template.variables)
+    if request.response_format is not None or request.structured_outputs is not None:
+        return Manner(grammar=grammar, around=calling.beside_answer(request), shown=shown)
+    lark = calling.lark(request)
+    source = None if lark is None else Source(kind="lark", text=lark, param="tools")
+    return Manner(grammar=grammar, source=source, shown=shown)
 
 
-def _source(
-    request: GenerationRequest, tools: list[dict[str, Any]], marks: Marks, *, knows_tools: bool
-) -> Source | None:
-    lark = _lark(request, tools, marks, knows_tools=knows_tools)
-    return None if lark is None else Source(kind="lark", text=lark, param="tools")
+class _Calling:
+    """The constraints that a request's choice of tools makes."""
 
+    def __init__(self, tools: list[dict[str, Any]], marks: Marks, *, knows_tools: bool) -> None:
+        self._tools = tools
+        self._marks = marks
+        self._knows_tools = knows_tools
 
-def _lark(
-    request: GenerationRequest, tools: list[dict[str, Any]], marks: Marks, *, knows_tools: bool
-) -> str | None:
-    for name in ("response_format", "structured_outputs"):
-        if getattr(request, name) is not None:
-            raise UnsupportedParameter(f"{name}: not together with tools on this backend", param=name)
-    if request.sampling.grammar is not None:
-        raise UnsupportedParameter("grammar: not together with tools on this backend", param="grammar")
-    choice, several = request.tool_choice, request.parallel_tool_calls
-    if isinstance(choice, dict):
-        name = choice["function"]["name"]
-        return must_call([tool for tool in tools if tool["function"]["name"] == name], marks, several=False)
-    if choice == "required":
-        # A model that was made for no tools goes on calling without end.
-        return must_call(tools, marks, several=knows_tools if several is None else several)
-    if several is False or any(tool["function"].get("strict") is True for tool in tools):
-        return may_call(tools, marks, several=several is not False)
-    return None
+    def lark(self, request: GenerationRequest) -> str | None:
+        """None where the model may write what it likes."""
+        choice, several = request.tool_choice, request.parallel_tool_calls
+        if isinstance(choice, dict):
+            name = choice["function"]["name"]
+            named = [tool for tool in self._tools if tool["function"]["name"] == name]
+            return must_call(named, self._marks, several=False)
+        if choice == "required":
+            return must_call(self._tools, self._marks, several=self._several(several))
+        if several is False or any(tool["function"].get("strict") is True for tool in self._tools):
+            return may_call(self._tools, self._marks, several=several is not False)
+        return None
+
+    def beside_answer(self, request: GenerationRequest) -> str:
+        """Calls, or the answer that another constraint of the request is about."""
+        if request.tool_choice not in (None, "auto"):
+            name = "response_format" if request.response_format is not None else "structured_outputs"
+            raise UnsupportedParameter(
+                f"{name}: with this 'tool_choice' there is no answer but calls", param=name
+            )
+        several = self._several(request.parallel_tool_calls)
+        return call_or_answer(self._tools, self._marks, several=several)
+
+    def _several(self, asked: bool | None) -> bool:
+        """A model that was made for no tools goes on calling without end."""
+        return self._knows_tools if asked is None else asked
 
 
 def _thoughts(

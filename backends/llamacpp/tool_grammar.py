@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from backends.errors import InvalidGrammar
+from backends.llamacpp.schema_closing import closed
 from backends.parsing.formats import CallFormat
 from backends.parsing.reasoning import ThoughtMarkers
 
@@ -27,13 +28,6 @@ _SPACING: Final = {
     "lenient": False,
 }
 """Of the arguments: a small model that may write blanks goes on doing so."""
-_OPENING: Final = frozenset(
-    {
-        *("allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "patternProperties"),
-        *("additionalProperties", "unevaluatedProperties", "dependentSchemas", "propertyNames"),
-    }
-)
-"""Keywords beside which a schema says itself which properties there are, or leaves it to another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +51,20 @@ def around_answer(marks: ThoughtMarks) -> str:
     return _grammar(marks, "@answer", [])
 
 
+def call_or_answer(tools: list[dict[str, Any]], marks: Marks, *, several: bool) -> str:
+    """Calls, or what another grammar called `answer` takes. Raises: InvalidGrammar."""
+    schemas = _may_be(tools)
+    if marks.form.is_bare:
+        # Both begin with a brace: two grammars of JSON share its tokens, a text and one of JSON do not.
+        names = [tool["function"]["name"] for tool in tools]
+        objects = [_call_schema(name, schema) for name, schema in zip(names, schemas, strict=True)]
+        lines = _rules(objects)
+        items = [f"a{i}" for i in range(len(objects))]
+    else:
+        lines, items = _items(tools, marks, schemas)
+    return _grammar(marks, f"({_calls(marks, items, several=several)}) | @answer", lines)
+
+
 def must_call(tools: list[dict[str, Any]], marks: Marks, *, several: bool) -> str:
     """One call of one of the tools, or with `several` one or more. Raises: InvalidGrammar."""
     lines, items = _items(tools, marks, [_enforced(tool, i) for i, tool in enumerate(tools)])
@@ -65,11 +73,7 @@ def must_call(tools: list[dict[str, Any]], marks: Marks, *, several: bool) -> st
 
 def may_call(tools: list[dict[str, Any]], marks: Marks, *, several: bool) -> str:
     """Words and calls; without `several` one call, which then ends the answer. Raises: InvalidGrammar."""
-    schemas = [
-        _enforced(tool, i) if tool["function"].get("strict") is True else _ANY_ARGUMENTS
-        for i, tool in enumerate(tools)
-    ]
-    lines, items = _items(tools, marks, schemas)
+    lines, items = _items(tools, marks, _may_be(tools))
     calls = _calls(marks, items, several=several)
     form = marks.form
     if form.is_bare:
@@ -117,10 +121,25 @@ def _items(
 ) -> tuple[list[str], list[str]]:
     """A rule for each tool's arguments, and how a call of each is written, marks that stand around all calls left
     out."""
-    guided = [{**schema, "x-guidance": _SPACING} for schema in schemas]
-    lines = [f"a{i}: %json {json.dumps(schema)}" for i, schema in enumerate(guided)]
     names = [tool["function"]["name"] for tool in tools]
-    return lines, [_item(marks, name, f"a{i}") for i, name in enumerate(names)]
+    return _rules(schemas), [_item(marks, name, f"a{i}") for i, name in enumerate(names)]
+
+
+def _rules(schemas: list[dict[str, Any]]) -> list[str]:
+    guided = [{**schema, "x-guidance": _SPACING} for schema in schemas]
+    return [f"a{i}: %json {json.dumps(schema)}" for i, schema in enumerate(guided)]
+
+
+def _call_schema(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """A call of Llama's as one object. What its arguments define is named from the whole one's root."""
+    defined: dict[str, Any] = {key: arguments[key] for key in ("$defs", "definitions") if key in arguments}
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "parameters": arguments},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+        **defined,
+    }
 
 
 def _item(marks: Marks, name: str, arguments: str) -> str:
@@ -169,13 +188,19 @@ def _escaped(text: str) -> str:
     return "".join(f"\\{c}" if c in "[]|()/{}.*+?^$\\" else c for c in text)
 
 
+def _may_be(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the arguments of each tool have to be where only a strict one is held to its schema."""
+    return [
+        _enforced(tool, i) if tool["function"].get("strict") is True else _ANY_ARGUMENTS
+        for i, tool in enumerate(tools)
+    ]
+
+
 def _enforced(tool: dict[str, Any], index: int) -> dict[str, Any]:
-    """The schema of a tool's arguments as it is held to: an object, and of the properties that it names."""
+    """The schema of a tool's arguments as it is held to: an object, of the properties that it names."""
     schema: dict[str, Any] = tool["function"].get("parameters") or NO_ARGUMENTS
     place = f"tools[{index}].function.parameters"
     if schema.get("type", "object") != "object":
         raise InvalidGrammar(f"{place}: the arguments of a function are an object", param=place)
-    enforced = {**schema, "type": "object"}
-    if not _OPENING & schema.keys():
-        enforced["additionalProperties"] = False
+    enforced: dict[str, Any] = closed({**schema, "type": "object"})
     return enforced
