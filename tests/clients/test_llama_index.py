@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
+from llama_index.embeddings.openai import OpenAIEmbedding
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
@@ -76,3 +77,13 @@ def test_embeddings__a_query_and_texts_have_vectors(embedder: Served) -> None:
     vectors = embedding.get_text_embedding_batch(["river", "stone"])
 
     assert [len(vector) for vector in [*vectors, embedding.get_query_embedding("water")]] == [384] * 3
+
+
+def test_embeddings__the_class_of_openais_own_models_takes_ours_by_its_name(embedder: Served) -> None:
+    embedding = OpenAIEmbedding(
+        model_name=embedder.model, api_base=embedder.base_url, api_key="not-needed", dimensions=128
+    )
+
+    vectors = embedding.get_text_embedding_batch(["river", "stone"])
+
+    assert [len(vector) for vector in vectors] == [128] * 2
