@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -57,14 +56,12 @@ def _outcomes(
         file = Path(folder) / "outcomes.json"
         command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "--no-header", "-p", "no:cacheprovider"]
         command += ["-p", "openai_compat.conformance.recorder", f"--outcomes-to={file}"]
-        command += [str(CASES), f"--rootdir={CASES.parents[1]}", f"--base-url={base_url}", f"--model={model}"]
+        command += [str(CASES), f"--rootdir={ROOT}", f"--base-url={base_url}", f"--model={model}"]
         command += [f"--token={api_key}"] if api_key else []
         command += [] if extensions else ["-m", "not ours"]
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         done = subprocess.run(  # noqa: S603  the interpreter that runs this
             command,
-            cwd=CASES.parents[1],
-            env=os.environ | {"PYTHONPATH": path},
+            cwd=ROOT,  # where `-m` then looks for modules first
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr.fileno(),
             check=False,
