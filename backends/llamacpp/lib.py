@@ -53,9 +53,19 @@ class EngineLog:
 engine_log = EngineLog()
 
 
-@functools.cache
+_first_call = threading.Lock()
+
+
 def llama() -> Any:
     """The low-level module, imported and initialised on the first call (0.7 s). Thread-safe."""
+    with _first_call:
+        return _initialised()
+
+
+@functools.cache
+def _initialised() -> Any:
+    """Only once, which `cache` alone does not see to: of two models that load at once the second would free the log
+    function that the library is calling for the first."""
     from llama_cpp import llama_cpp as library
 
     engine_log.callback = library.llama_log_callback(engine_log.write)
