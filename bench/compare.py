@@ -266,18 +266,16 @@ def ratios(peer: str, has_goals: bool, data: Mapping[str, Any]) -> list[Ratio]:
             if not goal:
                 continue
             ours, theirs = ([window[name] for window in point[side]] for side in (OURS, THEIRS))
-            rate = ratio(ours, theirs)
             rows.append(
-                Ratio(
+                Ratio.of(
+                    ours,
+                    theirs,
                     route="llama.cpp",
                     peer=peer,
                     what=f"{many(point['streams'], 'stream')}: {words.removesuffix(COUNTED)}",
-                    ours=spread(ours),
-                    theirs=spread(theirs),
-                    ratio=rate,
                     is_more_better="at_least" in goal,
                     digits=digits,
-                    goal=verdict(rate.median if rate else None, **goal) if has_goals else "",
+                    goal=goal if has_goals else None,
                 )
             )
     return rows

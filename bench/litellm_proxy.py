@@ -247,18 +247,16 @@ def ratios(data: Mapping[str, Any]) -> list[Ratio]:
     for side, route in ((OURS, "LiteLLM"), (GATEWAY, "gateway before a server")):
         for name, words, digits, goal in METRICS if data.get(side) else ():
             ours, theirs = ([each[name] for each in data[which]] for which in (side, PROXY))
-            rate = ratio(ours, theirs)
             rows.append(
-                Ratio(
+                Ratio.of(
+                    ours,
+                    theirs,
                     route=route,
                     peer="LiteLLM's proxy",
                     what=words,
-                    ours=spread(ours),
-                    theirs=spread(theirs),
-                    ratio=rate,
                     is_more_better=not name.endswith("_ms"),
                     digits=digits,
-                    goal=verdict(rate.median if rate else None, **goal) if goal and side == OURS else "",
+                    goal=goal if side == OURS else None,
                 )
             )
     return rows

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.stats import Spread
+from bench.result import verdict
+from bench.stats import Spread, ratio, spread
 
 PORTION_OF_ERRORS = 20
 """How many error messages a result keeps in words."""
@@ -62,6 +63,21 @@ class Ratio:
     digits: int = 1
     goal: str = ""
     """As `result.verdict` words it."""
+
+    @classmethod
+    def of(
+        cls,
+        ours: Sequence[float | None],
+        theirs: Sequence[float | None],
+        *,
+        goal: Mapping[str, float] | None = None,
+        **words: Any,
+    ) -> Ratio:
+        """Of both sides' values, one per turn and in the same order. `goal` is one of the ratio, as `verdict` takes it;
+        `words` are the other fields."""
+        both = ratio(ours, theirs)
+        told = verdict(both.median if both else None, **goal) if goal else ""
+        return cls(ours=spread(ours), theirs=spread(theirs), ratio=both, goal=told, **words)
 
     @property
     def loss(self) -> float | None:

@@ -145,22 +145,20 @@ def table(data: Mapping[str, Any]) -> str:
 
 def ratios(data: Mapping[str, Any]) -> list[Ratio]:
     rows = []
-    for name, words, is_more_better, goal in (
-        ("tokens_per_s", "output tokens/s", True, {"at_least": 3}),
-        ("ttft_p50_ms", "TTFT p50, ms", False, {}),
+    for name, words, goal in (
+        ("tokens_per_s", "output tokens/s", {"at_least": 3}),
+        ("ttft_p50_ms", "TTFT p50, ms", {}),
     ):
         ours, theirs = ([run[name] for run in data[side]] for side in (OURS, THEIRS))
-        rate = ratio(ours, theirs)
         rows.append(
-            Ratio(
+            Ratio.of(
+                ours,
+                theirs,
                 route="llama.cpp",
                 peer="llama-server",
                 what=f"shared system prompt: {words}",
-                ours=spread(ours),
-                theirs=spread(theirs),
-                ratio=rate,
-                is_more_better=is_more_better,
-                goal=verdict(rate.median if rate else None, **goal) if goal else "",
+                is_more_better=name == "tokens_per_s",
+                goal=goal,
             )
         )
     return rows

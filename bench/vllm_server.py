@@ -277,18 +277,16 @@ def ratios(data: Mapping[str, Any]) -> list[Ratio]:
                 if name == "requests":
                     continue
                 ours, theirs = ([window[name] for window in point[which]] for which in (side, BARE))
-                rate = ratio(ours, theirs)
                 rows.append(
-                    Ratio(
+                    Ratio.of(
+                        ours,
+                        theirs,
                         route=route,
                         peer="vLLM's server",
                         what=f"{many(point['streams'], 'stream')}: {words.removesuffix(COUNTED)}",
-                        ours=spread(ours),
-                        theirs=spread(theirs),
-                        ratio=rate,
                         is_more_better=name == "tokens_per_s",
                         digits=digits,
-                        goal=verdict(rate.median if rate else None, **goal) if goal else "",
+                        goal=goal,
                     )
                 )
     return rows
