@@ -1,6 +1,6 @@
 """GGUF files in the model folders, found by themselves and looked at again only when something changed.
 
-A scan that finds nothing changed costs one `stat` per known folder and file. Three rules come from how file
+A scan that finds nothing changed costs one `stat` per known folder and file. Four rules come from how file
 systems behave:
 
 1. A folder's time stamp has the grain of the kernel's tick, so a file that is created right after a scan can
@@ -8,7 +8,9 @@ systems behave:
 2. A file that is still being copied does not touch its folder, so every known file is compared by size, times
    and inode. Until it is whole it counts as broken.
 3. A link may be changed at any time, so where it leads is checked whenever its target differs from the last
-scan."""
+scan.
+4. A file that is still being copied changes between any two scans, and a scan belongs to a request. The header of one
+that was broken is therefore read once a second at most, and until then it stays broken."""
 
 from __future__ import annotations
 
@@ -33,12 +35,23 @@ MAX_FILES: Final = 10_000
 """Entries looked at in one scan, over all folders."""
 
 _SETTLED_AFTER_NS: Final = 1_000_000_000
+_BROKEN_FOR_NS: Final = 1_000_000_000
 _SUFFIX: Final = ".gguf"
 
 _log = logging.getLogger(__name__)
 
 Stamp = tuple[int, ...] | None
 """Identity of a file or folder at one moment; None if it cannot be reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What a file's header said when it was last read. `header` or `problem` is None."""
+
+    stamps: tuple[Stamp, ...]
+    header: GgufHeader | None
+    problem: str | None
+    read_at_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +80,7 @@ class ModelFolders:
         self._lock = threading.Lock()
         self._seen: dict[Path, Stamp] = {}
         self._unsettled = True
-        self._headers: dict[Path, tuple[tuple[Stamp, ...], GgufHeader | None, str | None]] = {}
+        self._headers: dict[Path, _Reading] = {}
         self._found: Mapping[str, FoundFile] = MappingProxyType({})
         self._reported: set[str] = set()
         self._broken: set[Path] = set()
@@ -139,12 +152,7 @@ class ModelFolders:
             elif path.suffix.lower() == _SUFFIX:
                 yield path
 
-    def _examine(
-        self,
-        root: Path,
-        path: Path,
-        known: Mapping[Path, tuple[tuple[Stamp, ...], GgufHeader | None, str | None]],
-    ) -> FoundFile | None:
+    def _examine(self, root: Path, path: Path, known: Mapping[Path, _Reading]) -> FoundFile | None:
         shard = shard_of(path.name)
         parts = shard_paths(path)
         stamps = tuple(stamp_of(part) for part in parts)
@@ -164,13 +172,21 @@ class ModelFolders:
             return None
         if stamps[0] is None or not stat.S_ISREG(stamps[0][0]):
             return None
-        entry = known.get(path)
-        if entry is None or entry[0] != stamps:
-            header, problem = _try_header(path)
-            self._note_health(path, problem)
-            entry = (stamps, header, problem)
-        self._headers[path] = entry
-        return FoundFile(model_id, path, stamps[0][-2] // 1_000_000_000, entry[1], entry[2])
+        reading = self._headers[path] = self._read(path, stamps, known.get(path))
+        return FoundFile(model_id, path, stamps[0][-2] // 1_000_000_000, reading.header, reading.problem)
+
+    def _read(self, path: Path, stamps: tuple[Stamp, ...], last: _Reading | None) -> _Reading:
+        """`last` while it may stand for the file."""
+        now = self._now_ns()
+        if last is not None:
+            if last.stamps == stamps:
+                return last
+            if last.problem is not None and 0 <= now - last.read_at_ns < _BROKEN_FOR_NS:
+                self._unsettled = True  # it may not change any more, and has to be read all the same
+                return last
+        header, problem = _try_header(path)
+        self._note_health(path, problem)
+        return _Reading(stamps, header, problem, now)
 
     def _note_health(self, path: Path, problem: str | None) -> None:
         """Once per file: one that is being copied is broken at every scan, each time at another length."""

@@ -15,9 +15,6 @@ from tests.models.gguf_files import LLAMA
 BASE = {key: value for key, value in LLAMA.items() if key != "tokenizer.chat_template"}
 
 
-pytestmark = pytest.mark.filterwarnings("error")
-
-
 def of(*folders_: Path, cards: list[ModelCard] | None = None, hub_allow: tuple[str, ...] = ()) -> Catalogue:
     return Catalogue(cards or [], model_dirs=folders_, hub_allow=hub_allow)
 

@@ -88,6 +88,7 @@ def test_a_file_that_is_still_being_copied_appears_once_it_is_whole(models: Path
 
     with (models / "m.gguf").open("ab") as file:
         file.write(whole[500:])
+    settle(catalogue)
 
     assert ids(catalogue) == ["m"]
 
@@ -140,6 +141,7 @@ def test_a_missing_part_hides_the_model_until_it_arrives(models: Path) -> None:
     assert ids(catalogue) == []
 
     write_shards(models, "big", 2, only=[2])
+    settle(catalogue)
 
     assert ids(catalogue) == ["big"]
 
@@ -223,6 +225,31 @@ def test_a_growing_file_is_reported_once(models: Path, caplog: pytest.LogCapture
         catalogue.cards()
 
     assert len(caplog.messages) == 1
+
+
+def test_the_header_of_a_growing_file_is_read_once_a_second(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = write_gguf(models / "m.gguf").read_bytes()
+    (models / "m.gguf").write_bytes(whole[:100])
+    now, reads = time.time_ns(), 0
+
+    def read(path: Path) -> object:
+        nonlocal reads
+        reads += 1
+        return original(path)
+
+    original = folders.read_header
+    monkeypatch.setattr(folders, "read_header", read)
+    found = ModelFolders([models], now_ns=lambda: now)
+    for length in (200, 300, len(whole)):
+        found.scan()
+        (models / "m.gguf").write_bytes(whole[:length])
+    assert (found.scan()["m"].header, reads) == (None, 1)
+
+    now += 1_000_000_000
+    assert found.scan()["m"].header is not None
+    assert reads == 2
 
 
 def test_many_threads_may_ask_while_files_come(models: Path) -> None:
