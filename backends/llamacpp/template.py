@@ -123,12 +123,15 @@ class ChatTemplate:
             ) from error
 
     def _rendered(self, prompt: ChatPrompt) -> str:
-        messages = self._in_known_roles(prompt, [self._adapted(message) for message in prompt.messages])
-        is_described = bool(prompt.tools) and self.call_format is PLAIN
-        messages = self._with_history(messages, as_text=is_described or "tool_calls" not in self._source)
-        if is_described:
-            return self._with_tools_described(prompt, messages)
-        return self._written(prompt, messages)
+        tools = prompt.tools if self.call_format is PLAIN else None
+        if tools:
+            prompt = msgspec.structs.replace(prompt, tools=None)
+        messages = [self._adapted(message) for message in prompt.messages]
+        messages = self._with_history(messages, as_text=bool(tools) or "tool_calls" not in self._source)
+        messages = self._in_known_roles(prompt, messages)
+        return (
+            self._with_tools_described(prompt, tools, messages) if tools else self._written(prompt, messages)
+        )
 
     def _written(self, prompt: ChatPrompt, messages: list[dict[str, Any]]) -> str:
         if not prompt.continue_final_message:
@@ -144,14 +147,14 @@ class ChatTemplate:
             )
         return text
 
-    def _with_tools_described(self, prompt: ChatPrompt, messages: list[dict[str, Any]]) -> str:
+    def _with_tools_described(
+        self, prompt: ChatPrompt, tools: list[dict[str, Any]], messages: list[dict[str, Any]]
+    ) -> str:
         """In the system turn, or, where the template takes none, before what the user says first."""
-        tools = prompt.tools or []
-        without = msgspec.structs.replace(prompt, tools=None)
         try:
-            return self._written(without, described(tools, messages, role="system"))
+            return self._written(prompt, described(tools, messages, role="system"))
         except _Refusal:
-            return self._written(without, described(tools, messages, role="user"))
+            return self._written(prompt, described(tools, messages, role="user"))
 
     def _with_history(self, messages: list[dict[str, Any]], *, as_text: bool) -> list[dict[str, Any]]:
         """Calls and results as this template's family has them. A model that is told how to call shall see calls of
