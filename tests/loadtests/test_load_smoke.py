@@ -5,6 +5,7 @@ Needs locust in an environment of its own, whose Python is in TEST_LOAD_PYTHON: 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -61,8 +62,10 @@ def test_nothing_fails_where_nothing_is_broken(host: str, tmp_path: Path) -> Non
     with broken(host, None) as proxy:
         told = load(proxy, tmp_path, "--duration", "6")
 
+    run = json.loads((tmp_path / "run.json").read_text())
     assert failures(read_records(tmp_path / "records.jsonl")) == set(), told.stdout
     assert told.returncode == 0, told.stdout + told.stderr
+    assert run["end"] - run["begin"] >= 6, "a run lasts as long as it says, however long starting took"
 
 
 @pytest.mark.parametrize(
