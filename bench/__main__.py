@@ -30,6 +30,7 @@ from bench.run import Conditions, run
 from bench.run import arguments as of_its_own
 from bench.shared_prefix import SHARED_PREFIX
 from bench.start import START
+from bench.structured import STRUCTURED
 from bench.vllm_server import VLLM
 from loadtests.hardware import machine
 
@@ -49,6 +50,7 @@ MEASUREMENTS = {
         LITELLM,
         LITELLM_SOAK,
         EMBEDDINGS,
+        STRUCTURED,
     )
 }
 OF_THIS_RUN_ONLY = ("--llama-server", "--out", "--proxy", "--python", "--weights")
