@@ -14,6 +14,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -22,16 +23,7 @@ from typing_extensions import override
 
 from backends.base import Backend
 from backends.embedding import EmbeddingRequest, Embeddings, Ranking, RerankRequest
-from backends.errors import (
-    BackendTimeout,
-    BackendUnavailable,
-    NotSupported,
-    RequestError,
-    ServiceError,
-    UpstreamAuthFailed,
-    UpstreamError,
-    UpstreamRateLimited,
-)
+from backends.errors import BackendTimeout, BackendUnavailable, NotSupported, ServiceError
 from backends.tokenizing import DetokenizeRequest, TokenizeRequest, Tokens
 from backends.types import (
     BackendHealth,
@@ -44,12 +36,13 @@ from backends.types import (
     TextPrompt,
 )
 from backends.vllm import transport
+from backends.vllm.attempt import Attempt
 from backends.vllm.balancer import Balancer
 from backends.vllm.listing import ServedModel
 from backends.vllm.transport import SILENT, Unreached
 from backends.vllm.upstream import Upstream
 from models.card import HubSource, ModelCard, RemoteSource
-from models.errors import ModelError, UnknownModel
+from models.errors import ModelError
 
 if TYPE_CHECKING:
     from models.catalogue import Catalogue
@@ -129,30 +122,14 @@ class RemoteBackend(Backend):
         try:
             while (index := self._balancer.pick(key, self._loads(), self._well(left))) is not None:
                 left.discard(index)
-                batches = self._servers[index].upstream.attempt(request, served_name=name)
-                verdict = self._balancer.left
-                try:
-                    async for batch in batches:
-                        verdict = self._balancer.succeeded
-                        yield batch
+                with self._attempt_at(index, error) as attempt:
+                    upstream = self._servers[index].upstream
+                    async with aclosing(upstream.attempt(request, served_name=name)) as batches:
+                        async for batch in batches:
+                            attempt.answered()
+                            yield batch
                     return
-                except Unreached as unreached:
-                    verdict, error = self._balancer.failed, unreached.error
-                except UnknownModel as unknown:
-                    # It serves other models since the last look.
-                    verdict, error = self._balancer.succeeded, error or unknown
-                    self._servers[index].alarm.set()
-                except (UpstreamAuthFailed, UpstreamRateLimited, RequestError, ModelError):
-                    verdict = self._balancer.succeeded
-                    raise
-                except (UpstreamError, BackendTimeout):
-                    verdict = self._balancer.failed
-                    raise
-                finally:
-                    verdict(index)
-                    if verdict == self._balancer.failed:
-                        self._servers[index].alarm.set()
-                    await batches.aclose()
+                error = attempt.error
             raise error or BackendUnavailable("No server is configured")
         finally:
             self._running[card.id] -= 1
@@ -181,29 +158,20 @@ class RemoteBackend(Backend):
         try:
             while (index := self._balancer.pick(None, self._loads(), self._well(left))) is not None:
                 left.discard(index)
-                verdict = self._balancer.left
-                try:
-                    answer = await ask(self._servers[index].upstream, name)
-                    verdict = self._balancer.succeeded
+                with self._attempt_at(index, error) as attempt:
+                    try:
+                        answer = await ask(self._servers[index].upstream, name)
+                    except BackendUnavailable as unavailable:
+                        raise Unreached(unavailable) from None
+                    attempt.answered()
                     return answer
-                except BackendUnavailable as unavailable:
-                    verdict, error = self._balancer.failed, unavailable
-                except UnknownModel as unknown:
-                    verdict, error = self._balancer.succeeded, error or unknown
-                    self._servers[index].alarm.set()
-                except (UpstreamAuthFailed, UpstreamRateLimited, RequestError, ModelError):
-                    verdict = self._balancer.succeeded
-                    raise
-                except (UpstreamError, BackendTimeout):
-                    verdict = self._balancer.failed
-                    raise
-                finally:
-                    verdict(index)
-                    if verdict == self._balancer.failed:
-                        self._servers[index].alarm.set()
+                error = attempt.error
             raise error or BackendUnavailable("No server is configured")
         finally:
             self._running[card.id] -= 1
+
+    def _attempt_at(self, index: int, error: ServiceError | ModelError | None) -> Attempt:
+        return Attempt(self._balancer, index, self._servers[index].alarm, error)
 
     @override
     async def abort(self, request_id: str) -> None:
