@@ -1,6 +1,7 @@
 """`python -m models`: what this service would offer, and whether it can.
 
-    list   [--backend KIND] [--json]     every model, and the files that cannot be served, with why
+    list   [--backend KIND] [--json]     every model, and the files that cannot be served, with why; those of the
+                                         backend `fake` only where it is asked for or a variable switches it on
     show   NAME [--json]                 one model's card and what its file says
     pull   NAME [--backend KIND]         fetch it now instead of at its first request
     convert NAME [--output FILE]         a folder of BERT weights (a model's, or any) to the GGUF that llama.cpp reads
@@ -79,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SettingsError, CatalogueError) as error:
         _complain(str(error))
         return 2
+    options.has_fake = "fake" in (settings.default_backend, *(settings.enabled_backends or ()))
     commands = {"list": _list, "show": _show, "pull": _pull, "convert": _convert, "verify": _verify}
     try:
         return commands[options.command](catalogue, options)
@@ -114,7 +116,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list(catalogue: Catalogue, options: argparse.Namespace) -> int:
-    cards = catalogue.cards(options.backend)
+    cards = [
+        card
+        for card in catalogue.cards(options.backend)
+        if options.has_fake or options.backend == "fake" or card.backends != ("fake",)
+    ]
     broken = catalogue.broken()
     if options.json:
         _print_json({"models": [_plain(card) for card in cards], "broken": dict(broken)})

@@ -51,6 +51,30 @@ def test_list_shows_every_model_and_why_a_file_is_missing(capsys: pytest.Capture
     assert "not listed: broken: The model file is truncated" in shown.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "variable", "shown"),
+    [
+        ([], None, False),
+        (["--backend", "fake"], None, True),
+        ([], "LLM_DEFAULT_BACKEND", True),
+        ([], "LLM_ENABLED_BACKENDS", True),
+    ],
+)
+def test_models_of_the_stand_in_for_tests_are_listed_only_where_it_is_served(
+    arguments: list[str],
+    variable: str | None,
+    shown: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("LLM_CATALOGUE")
+    if variable is not None:
+        monkeypatch.setenv(variable, "fake")
+
+    assert main(["list", *arguments]) == 0
+    assert ("fake-echo" in capsys.readouterr().out) is shown
+
+
 def test_list_as_json_holds_cards_and_broken_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--json", "--backend", "litellm"]) == 0
 
