@@ -59,6 +59,8 @@ class Source:
         """Nothing in it could cost much: short, and made of our own text and of keywords without regexes."""
         if self.kind == "regex" or self.param == "structured_outputs.grammar":
             return False
+        if any(name == "whitespace_pattern" for name, _ in self.spacing):
+            return False
         return len(self.text) <= _PLAIN_CHARS and not any(key in self.text for key in _COSTLY)
 
 
@@ -125,8 +127,8 @@ class ConstraintCompiler:
 
     def __init__(self, model: GgufModel) -> None:
         self._model = model
-        self._compiling = threading.Lock()
-        """One at a time: one core at most, however many ask."""
+        self._trying, self._compiling = threading.Lock(), threading.Lock()
+        """One at a time, however many ask; and what is plain waits for no trial."""
         self._lock = threading.Lock()
         self._trial = ConstraintTrial()
         self._tokenizer: llguidance.LLTokenizer | None = None
@@ -135,6 +137,11 @@ class ConstraintCompiler:
 
     def compile(self, source: Source) -> Constraint:
         """Raises: InvalidGrammar with what is wrong, when it cannot be enforced as a whole or costs too much."""
+        self._check(source)
+        if not source.is_plain:
+            with self._trying:
+                if self.kept(source) is None:
+                    self._try(source)
         with self._compiling:
             made = self.kept(source)
             if made is None:
@@ -162,7 +169,7 @@ class ConstraintCompiler:
                 dropped, _ = self._kept.popitem(last=False)
                 self._kept_bytes -= len(dropped.text)
 
-    def _compile(self, source: Source) -> Constraint:
+    def _check(self, source: Source) -> None:
         if not self._model.end_of_generation:
             raise InvalidGrammar(
                 f"{source.param}: this model has no token that ends a text", param=source.param
@@ -178,13 +185,16 @@ class ConstraintCompiler:
                 f"{source.param}: {size} bytes are more than the limit of {MAX_TEXT_BYTES}",
                 param=source.param,
             )
+
+    def _try(self, source: Source) -> None:
+        problem = self._trial.problem(_grammar(source), _LIMITS)
+        if problem is not None:
+            raise InvalidGrammar(f"{source.param}: {_sentence(problem)}", param=source.param)
+
+    def _compile(self, source: Source) -> Constraint:
         import llguidance
 
         grammar = _grammar(source)
-        if not source.is_plain:
-            problem = self._trial.problem(grammar, _LIMITS)
-            if problem is not None:
-                raise InvalidGrammar(f"{source.param}: {_sentence(problem)}", param=source.param)
         limits = llguidance.LLParserLimits(**_LIMITS, verbose_errors=False)
         prototype = llguidance.LLMatcher(self._told_vocabulary(), grammar, log_level=0, limits=limits)
         if not prototype.is_error():

@@ -75,6 +75,9 @@ def _json(schema: Any, param: str, options: dict[str, Any] | None = None) -> Sou
         spacing = ()
     elif pattern is not None:
         spacing = (("whitespace_pattern", pattern),)
+    if isinstance(schema, dict):
+        # llguidance would take options of its own from there.
+        schema = {key: value for key, value in schema.items() if key != "x-guidance"}
     return Source(kind="json", text=json.dumps(schema, ensure_ascii=False), spacing=spacing, param=param)
 
 

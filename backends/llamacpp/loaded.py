@@ -97,8 +97,8 @@ class LlamaCppModel(LoadedModel):
         self._loop = loop
         self._jobs: dict[str, set[Job]] = {}
         self._constraints = ConstraintCompiler(model)
-        self._compiling = asyncio.Lock()
-        """Whoever waits for his turn waits here, and takes no thread from others."""
+        self._trying = asyncio.Lock()
+        """Whose constraint has to be tried first waits here for his turn, and takes no thread from others."""
         self._engine = Engine(model, config, self._deliver)
         self._in_threads: set[asyncio.Future[Any]] = set()
         self._closing: asyncio.Task[None] | None = None
@@ -185,10 +185,12 @@ class LlamaCppModel(LoadedModel):
         if source is None:
             return None
         made = self._constraints.kept(source)
-        if made is None:
-            async with self._compiling:
-                made = await self._in_thread(self._constraints.compile, source)
-        return made
+        if made is not None:
+            return made
+        if source.is_plain:
+            return await self._in_thread(self._constraints.compile, source)
+        async with self._trying:
+            return await self._in_thread(self._constraints.compile, source)
 
     def _manner(self, request: GenerationRequest, tokens: list[int]) -> Manner | None:
         if self._template is None:

@@ -44,6 +44,10 @@ def test_a_json_schema_keeps_the_order_of_its_properties():
     assert made.param == "response_format.json_schema.schema"
 
 
+def test_a_schema_sets_no_options_of_the_compiler():
+    assert json.loads(source(json={"type": "null", "x-guidance": {"lenient": True}}).text) == {"type": "null"}
+
+
 def test_spacing_follows_the_options():
     assert dict(source(json=OPEN).spacing) == {"item_separator": ", ", "key_separator": ": "}
     assert source(json=OPEN, disable_any_whitespace=True).spacing == ()
@@ -87,4 +91,5 @@ def test_only_what_a_caller_wrote_as_rules_or_regexes_is_tried_out_first():
     assert not source(grammar='start: "a"').is_plain
     assert not source(json={"type": "string", "pattern": "a"}).is_plain
     assert not source(json={"allOf": [OPEN, OPEN]}).is_plain
+    assert not source(json=OPEN, whitespace_pattern="a").is_plain
     assert not source(json={"enum": ["a" * 10_000]}).is_plain
