@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,7 +21,7 @@ from backends.llamacpp.loaded import LlamaCppModel
 from backends.types import ChatPrompt, ChoiceFinished, Prompt, TextPrompt, TokenPrompt
 from models.card import ModelCard
 from tests.backends.contract import events_of, request, streaming
-from tests.backends.shipped_model import MODEL, a_loader
+from tests.backends.shipped_model import MODEL, a_loader, prose
 
 
 @asynccontextmanager
@@ -35,12 +34,6 @@ async def a_model(**options: Any) -> AsyncIterator[LlamaCppModel]:
         yield model
     finally:
         await model.aclose()
-
-
-def prose(num_tokens: int, *, seed: int = 0) -> TokenPrompt:
-    """So many tokens; prompts of different seeds share no beginning."""
-    randomness = random.Random(seed)
-    return TokenPrompt(token_ids=[randomness.randrange(300, 40_000) for _ in range(num_tokens)])
 
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(60)]
