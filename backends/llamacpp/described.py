@@ -11,12 +11,13 @@ from typing import Any, Final, Literal
 
 from backends.llamacpp.history import arguments_of
 
-_BEFORE: Final = "You can call these functions, one JSON object per line:"
+_BEFORE: Final = "You can call these functions:"
 _AFTER: Final = (
-    "To call a function, answer with this, once for each call, and with nothing else:\n"
-    '<tool_call>\n{"name": "the function\'s name", "arguments": {an object that fits its parameters}}\n</tool_call>\n'
-    "The result comes with the next message. If no function helps, answer in plain words."
+    "To call one, answer only with\n"
+    '<tool_call>\n{"name": "its name", "arguments": {}}\n</tool_call>\n'
+    "and arguments that fit its parameters. If none helps, answer in words."
 )
+"""Few words: they cost every request, and small models read no more of them."""
 
 
 def described(
