@@ -76,10 +76,8 @@ class Authenticator:
             raise AuthenticationRequired(MALFORMED)
         digest = digest_of(parts[2])
         found = None
-        for (
-            other,
-            principal,
-        ) in self._known:  # all of them, so that the time says nothing about which one matched
+        # All of them, so that the time says nothing about which one matched.
+        for other, principal in self._known:
             if hmac.compare_digest(digest, other):
                 found = principal
         if found is None:

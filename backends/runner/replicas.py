@@ -247,7 +247,7 @@ class RunnerReplicas(Backend):
                 self._take(await self._resolve(self._host, self._port))
         except OSError as error:
             # TimeoutError is one too. Whoever is known stays.
-            log.warning("%s cannot be resolved: %s", self._host, error or "no answer")
+            log.warning("%s cannot be resolved: %s", self._host, str(error) or "no answer")
         finally:
             self._looking = None
 

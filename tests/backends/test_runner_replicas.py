@@ -261,6 +261,17 @@ async def test_a_name_that_cannot_be_resolved_for_a_while_keeps_its_runners() ->
     assert await said(place.backend) == "http://10.0.0.1:14011"
 
 
+async def test_a_resolver_that_does_not_answer_is_said_to_give_none(caplog: pytest.LogCaptureFixture) -> None:
+    async def silent(_host: str, _port: int) -> list[str]:
+        raise TimeoutError
+
+    backend = RunnerReplicas("llamacpp", "http://runners:14011", Runner, resolve=silent)
+    with pytest.raises(BackendUnavailable):
+        await said(backend)
+
+    assert caplog.messages == ["runners cannot be resolved: no answer"]
+
+
 async def test_without_any_runner_it_is_unavailable_and_says_when_to_come_again() -> None:
     place = Place()
 
