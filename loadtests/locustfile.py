@@ -233,7 +233,9 @@ def _end_when_over(environment: Environment, running: Session) -> None:
     """In place of locust's own run time, a timer of gevent that counts from when its loop last looked at the clock: on
     a machine so busy that starting took 14 s it ended a run of 20 s after 6.
     """
-    while (left := running.begin + WORKLOAD.duration_s - time.time()) > 0:
+    # Not by time.time(), which jumps where a virtual machine was stopped for a while.
+    due = time.monotonic() + WORKLOAD.duration_s
+    while (left := due - time.monotonic()) > 0:
         gevent.sleep(min(left, 0.5))
     if _sessions and _sessions[0] is running and environment.runner is not None:
         environment.runner.quit()
