@@ -192,7 +192,7 @@ class Sampler:
 
     def _apply_chain(self, row: Logits, *, constrained: bool = False) -> int:
         lib = llama()
-        # What is forbidden stays away: it would be candidates of no chance, of which llama.cpp's `typical_p` makes NaN.
+        # What is forbidden stays away: under a constraint a few of 49,152 candidates are left to sort and to sum.
         ids = np.flatnonzero(row > -math.inf)
         candidates = self._candidates[: ids.size]
         candidates["id"] = ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -198,3 +199,19 @@ def test_structured_outputs_of_another_shape_are_a_422(service: Api, value: Any)
     body = service.chat_body(QUESTION, structured_outputs=value)
 
     contract_error(service.post(CHAT, body), 422, "invalid_request_error", "validation_error")
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize(
+    ("outputs", "pattern"),
+    [({"regex": "[0-9]{2}:[0-9]{2}"}, r"[0-9]{2}:[0-9]{2}"), ({"choice": ["yes", "no"]}, "yes|no")],
+    ids=["regex", "choice"],
+)
+def test_structured_outputs_hold_the_answer_or_are_refused(
+    service: Api, outputs: dict[str, Any], pattern: str
+) -> None:
+    choice = served(service.chat(QUESTION, structured_outputs=outputs, max_tokens=40))
+
+    if choice is not None:
+        assert choice["finish_reason"] == "stop"
+        assert re.fullmatch(pattern, choice["message"]["content"])
