@@ -1,6 +1,7 @@
 """The process in which grammars are tried: a line of JSON in, a line of JSON out. Run as a file, so it imports nothing
 of this project."""
 
+import contextlib
 import json
 import math
 import resource
@@ -59,7 +60,8 @@ def problem(grammar: str, limits: dict[str, Any], tokenizer: llguidance.LLTokeni
 
 def serve() -> None:
     """Answer until nothing comes any more."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    with contextlib.suppress(ValueError, OSError):  # macOS takes no such limit
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes()))
     while select.select([sys.stdin], [], [], IDLE_S)[0]:
