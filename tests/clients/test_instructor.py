@@ -5,7 +5,7 @@ from __future__ import annotations
 import instructor
 import pytest
 from openai import OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from tests.clients.conftest import Served
 
@@ -14,18 +14,18 @@ PACKAGE = "instructor"
 
 
 class ExtractUser(BaseModel):
-    name: str
-    age: int
+    name: str = Field(max_length=20)
+    age: int = Field(ge=0, le=120)
 
 
 @pytest.mark.parametrize(
     "mode", [instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA], ids=lambda mode: mode.value
 )
-def test_structured_result__a_sentence_becomes_a_user(fake: Served, mode: instructor.Mode) -> None:
-    client = instructor.from_openai(OpenAI(base_url=fake.base_url, api_key="not-needed"), mode=mode)
+def test_structured_result__a_sentence_becomes_a_user(llamacpp: Served, mode: instructor.Mode) -> None:
+    client = instructor.from_openai(OpenAI(base_url=llamacpp.base_url, api_key="not-needed"), mode=mode)
 
     user = client.chat.completions.create(
-        model=fake.model,
+        model=llamacpp.model,
         response_model=ExtractUser,
         messages=[{"role": "user", "content": "John Doe is 30 years old."}],
         max_retries=0,

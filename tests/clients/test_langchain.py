@@ -6,7 +6,7 @@ from langchain.agents import create_agent
 from langchain.tools import tool
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, Field, SecretStr
 
 from tests.clients.conftest import Served
 
@@ -32,12 +32,12 @@ def test_stream__chunks_come_as_they_are_made(llamacpp: Served) -> None:
     assert len([chunk for chunk in chunks if chunk]) > 5
 
 
-def test_structured_result__with_structured_output_gives_a_pydantic_model(fake: Served) -> None:
+def test_structured_result__with_structured_output_gives_a_pydantic_model(llamacpp: Served) -> None:
     class Joke(BaseModel):
-        setup: str
-        punchline: str
+        setup: str = Field(max_length=40)
+        punchline: str = Field(max_length=40)
 
-    llm = ChatOpenAI(base_url=fake.base_url, api_key=KEY, model=fake.model)
+    llm = ChatOpenAI(base_url=llamacpp.base_url, api_key=KEY, model=llamacpp.model)
 
     joke = llm.with_structured_output(Joke, method="json_schema").invoke("Tell me a joke about cats")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from typing import Literal
 
 import litellm
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from tests.clients.conftest import Served
 
@@ -39,13 +40,15 @@ def test_stream__chunks_come_as_they_are_made(llamacpp: Served) -> None:
     assert len([piece for piece in pieces if piece]) > 5
 
 
-def test_structured_result__a_pydantic_model_as_response_format(fake: Served) -> None:
+def test_structured_result__a_pydantic_model_as_response_format(llamacpp: Served) -> None:
     class Event(BaseModel):
-        name: str
-        participants: list[str]
+        name: str = Field(max_length=20)
+        participants: list[Literal["Alice", "Bob"]] = Field(max_length=2)
 
     response = litellm.completion(
-        **where(fake), messages=[{"role": "user", "content": "Alice and Bob meet."}], response_format=Event
+        **where(llamacpp),
+        messages=[{"role": "user", "content": "Alice and Bob meet."}],
+        response_format=Event,
     )
 
     assert Event.model_validate_json(response.choices[0].message.content)

@@ -21,8 +21,8 @@ def test_stream__the_pieces_come_as_they_are_made(run_node: RunNode, llamacpp: S
     assert len(pieces) > 5
 
 
-def test_structured_result__parse_gives_what_the_zod_schema_says(run_node: RunNode, fake: Served) -> None:
-    parsed = run_node("openai/structured.mjs", fake)
+def test_structured_result__parse_gives_what_the_zod_schema_says(run_node: RunNode, llamacpp: Served) -> None:
+    parsed = run_node("openai/structured.mjs", llamacpp)
 
     assert isinstance(parsed["name"], str)
     assert isinstance(parsed["participants"], list)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Literal
 
 from openai import AsyncOpenAI, OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from tests.clients.conftest import Served
 
@@ -15,8 +16,8 @@ PACKAGE = "openai"
 
 
 class Trip(BaseModel):
-    city: str
-    days: int
+    city: Literal["Oslo", "Rome"]
+    days: int = Field(ge=1, le=9)
 
 
 WEATHER = {
@@ -87,11 +88,11 @@ def test_stream__the_stream_helper_gives_events_and_the_final_completion(llamacp
     assert final.choices[0].finish_reason == "stop"
 
 
-def test_structured_result__parse_gives_a_pydantic_model(fake: Served) -> None:
-    client = OpenAI(base_url=fake.base_url, api_key="not-needed")
+def test_structured_result__parse_gives_a_pydantic_model(llamacpp: Served) -> None:
+    client = OpenAI(base_url=llamacpp.base_url, api_key="not-needed")
 
     completion = client.chat.completions.parse(
-        model=fake.model,
+        model=llamacpp.model,
         messages=[{"role": "user", "content": "Two days in Rome, please."}],
         response_format=Trip,
     )

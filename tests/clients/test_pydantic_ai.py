@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from pydantic_ai import Agent, ModelSettings, NativeOutput
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -14,8 +14,8 @@ PACKAGE = "pydantic-ai-slim"
 
 
 class CityLocation(BaseModel):
-    city: str
-    country: str
+    city: str = Field(max_length=20)
+    country: str = Field(max_length=20)
 
 
 def model_at(served: Served) -> OpenAIChatModel:
@@ -54,8 +54,8 @@ async def test_structured_result__the_output_is_a_pydantic_model(llamacpp: Serve
     assert result.usage.input_tokens
 
 
-async def test_structured_result__native_output_is_a_pydantic_model(fake: Served) -> None:
-    agent = Agent(model_at(fake), output_type=NativeOutput(CityLocation))
+async def test_structured_result__native_output_is_a_pydantic_model(llamacpp: Served) -> None:
+    agent = Agent(model_at(llamacpp), output_type=NativeOutput(CityLocation))
 
     result = await agent.run("Where were the olympics held in 2012?")
 

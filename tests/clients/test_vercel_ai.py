@@ -21,8 +21,8 @@ def test_stream__text_comes_as_it_is_made(run_node: RunNode, llamacpp: Served) -
     assert len(pieces) > 5
 
 
-def test_structured_result__an_object_meets_the_zod_schema(run_node: RunNode, fake: Served) -> None:
-    recipe = run_node("ai/structured.mjs", fake)
+def test_structured_result__an_object_meets_the_zod_schema(run_node: RunNode, llamacpp: Served) -> None:
+    recipe = run_node("ai/structured.mjs", llamacpp)
 
     assert isinstance(recipe["name"], str)
     assert isinstance(recipe["steps"], list)

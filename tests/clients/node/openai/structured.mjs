@@ -3,7 +3,7 @@ import { zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
 
 const client = new OpenAI({ baseURL: process.env.BASE_URL, apiKey: "not-needed" });
-const CalendarEvent = z.object({ name: z.string(), participants: z.array(z.string()) });
+const CalendarEvent = z.object({ name: z.string().max(20), participants: z.array(z.enum(["Alice", "Bob"])).max(2) });
 
 const completion = await client.chat.completions.parse({
   model: process.env.MODEL,
