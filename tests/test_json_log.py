@@ -18,6 +18,9 @@ NAMES = ("", "bentoml", "uvicorn.error", "circus")
 @pytest.fixture(autouse=True)
 def _loggers_as_they_were() -> Iterator[None]:
     before = [(logging.getLogger(name), *_state(logging.getLogger(name))) for name in NAMES]
+    for logger, *_ in before:  # as a process begins, whatever ran in this one: servers silence them
+        logger.disabled = False
+        logger.setLevel(logging.WARNING)
     yield
     logging.captureWarnings(False)
     for logger, handlers, propagate, level in before:

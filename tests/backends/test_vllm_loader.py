@@ -227,7 +227,7 @@ async def test_an_engine_that_dies_with_nobody_asking_comes_back(serve: Serve):
     (core,) = engines()
     os.kill(core.pid, signal.SIGKILL)
     async with asyncio.timeout(30):
-        while not engines() or engines()[0].pid == core.pid:  # noqa: ASYNC110
+        while all(engine.pid == core.pid for engine in engines()):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
     assert text_of(await events_of(pool, request("m")))

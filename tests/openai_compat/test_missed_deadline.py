@@ -7,46 +7,34 @@ import json
 from typing import Any
 
 import pytest
-from starlette.types import Message
+from typing_extensions import override
 
 from backends.types import LoadProgress
 from tests.openai_compat.scripted_backend import Pause, ScriptedBackend
 from tests.openai_compat.virtual_time import run_virtual
-from tests.openai_compat.wire import Reply, call, make_app
+from tests.openai_compat.wire import call, make_app
 
 
-async def stalled(app: Any) -> Reply:
-    """A client that sends half a body and nothing more, but stays."""
-    reply = Reply()
-    parts: list[Message] = [{"type": "http.request", "body": b'{"model": ', "more_body": True}]
+class HangsOnUnload(ScriptedBackend):
+    """Its own deadline, that of a request (300 s), comes after the backstop's in these tests."""
 
-    async def receive() -> Message:
-        if not parts:
-            await asyncio.Event().wait()
-        return parts.pop()
-
-    async def send(message: Message) -> None:
-        reply.messages.append((asyncio.get_running_loop().time(), dict(message)))
-
-    scope = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": "POST",
-        "path": "/v1/chat/completions",
-        "raw_path": b"/v1/chat/completions",
-        "query_string": b"",
-        "headers": [(b"content-type", b"application/json"), (b"x-request-id", b"stalled-1")],
-        "client": ("127.0.0.1", 1),
-    }
-    await app(scope, receive, send)
-    return reply
+    @override
+    async def unload(self, model: str) -> None:
+        await asyncio.Event().wait()
 
 
-def test_a_request_whose_body_never_comes_is_ended() -> None:
-    reply = run_virtual(stalled(make_app(backstop_s=600)))
+def test_a_request_that_no_other_deadline_has_ended_is_ended() -> None:
+    body = json.dumps({"model": "tiny", "backend": "fake"}).encode()
+    headers = {"x-request-id": "stalled-1"}
+
+    reply = run_virtual(
+        call(
+            make_app(HangsOnUnload(), backstop_s=200), "POST", "/v1/models/unload", body=body, headers=headers
+        )
+    )
 
     assert (reply.status, reply.error["code"]) == (504, "timeout")
-    assert reply.messages[0][0] == pytest.approx(1600)
+    assert reply.messages[0][0] == pytest.approx(1200)
     assert reply.headers["x-request-id"] == "stalled-1"
 
 
