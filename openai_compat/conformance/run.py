@@ -57,7 +57,12 @@ def _outcomes(
         command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "--no-header", "-p", "no:cacheprovider"]
         command += ["-p", "openai_compat.conformance.recorder", f"--outcomes-to={file}"]
         command += [str(CASES), f"--rootdir={ROOT}", f"--base-url={base_url}", f"--model={model}"]
-        command += [f"--token={api_key}"] if api_key else []
+        if api_key:
+            # Not as an argument: everybody on the machine may read those.
+            token = Path(folder) / "token"
+            token.touch(mode=0o600)
+            token.write_text(api_key)
+            command.append(f"--token-file={token}")
         command += [] if extensions else ["-m", "not ours"]
         done = subprocess.run(  # noqa: S603  the interpreter that runs this
             command,

@@ -55,7 +55,7 @@ TOOLS = [
     {"type": "function", "function": {"name": name, "description": f"Get the {name}", "parameters": CITY}}
     for name in ("weather", "time")
 ]
-PATIENCE_S = 30.0
+PATIENCE_S = 50.0
 
 _ids = count()
 

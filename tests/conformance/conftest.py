@@ -37,6 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--base-url", default=None, help="a server that runs already, without /v1")
     group.addoption("--model", default=None, help="the model to ask it for")
     group.addoption("--token", default=None, help="its bearer token, if it wants one")
+    group.addoption("--token-file", default=None, help="a file that holds the token")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -152,6 +153,11 @@ def option(request: pytest.FixtureRequest, name: str) -> str | None:
     return value
 
 
+def token_of(request: pytest.FixtureRequest) -> str | None:
+    file = option(request, "--token-file")
+    return Path(file).read_text() if file is not None else option(request, "--token")
+
+
 @pytest.fixture(scope="session")
 def open_instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
     """No tokens, rate limits out of the way, everything else at its default."""
@@ -173,7 +179,7 @@ def service(request: pytest.FixtureRequest) -> Iterator[Api]:
     if base_url is None:
         api = Api(request.getfixturevalue("open_instance").base_url, MODEL)
     else:
-        api = Api(base_url.rstrip("/"), option(request, "--model") or MODEL, option(request, "--token"))
+        api = Api(base_url.rstrip("/"), option(request, "--model") or MODEL, token_of(request))
     with api.http:
         yield api
 
@@ -181,9 +187,9 @@ def service(request: pytest.FixtureRequest) -> Iterator[Api]:
 @pytest.fixture(scope="session")
 def guarded(request: pytest.FixtureRequest) -> Iterator[Api]:
     """A server that wants a token, asked with the right one."""
-    base_url, token = option(request, "--base-url"), option(request, "--token")
+    base_url, token = option(request, "--base-url"), token_of(request)
     if base_url is not None and token is None:
-        pytest.skip("needs --token")
+        pytest.skip("needs --token or --token-file")
     if base_url is None:
         api = Api(request.getfixturevalue("guarded_instance").base_url, MODEL, TOKEN)
     else:

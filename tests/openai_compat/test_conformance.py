@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(180)  # each run is a pytest of its own
 
 CONFTEST = """
 def pytest_addoption(parser):
-    for name in ("--base-url", "--model", "--token"):
+    for name in ("--base-url", "--model", "--token-file"):
         parser.addoption(name)
 
 def pytest_configure(config):
@@ -34,8 +34,11 @@ def test_even__only_even_numbers_pass(n):
     assert n % 2 == 0, f"{n} is odd"
 
 def test_locked__needs_a_key(pytestconfig):
-    if pytestconfig.getoption("--token") is None:
+    file = pytestconfig.getoption("--token-file")
+    if file is None:
         pytest.skip("needs --api-key")
+    with open(file) as text:
+        assert text.read() == "k"
 
 @pytest.mark.ours
 def test_special__only_this_service_does_that():
