@@ -32,6 +32,7 @@ from backends.litellm.offers import offered_models
 from backends.litellm.parameters import plan
 from backends.litellm.patience import Cooldowns, Patience
 from backends.litellm.run import Run
+from backends.litellm.upgrades import tell
 from backends.tokenizing import TokenizeRequest, Tokens
 from backends.types import (
     BackendHealth,
@@ -117,7 +118,7 @@ class LiteLLMBackend(Backend):
         """LiteLLM imports the rest of itself (0.4 s) when a call first needs it; better now than under a request. No
         provider hears of it."""
         sdk.internal_calls().set(True)
-        with contextlib.suppress(Exception):
+        try:
             for stream in (False, True):
                 answer = await self._sdk.acompletion(
                     model="gpt-4o",
@@ -129,6 +130,8 @@ class LiteLLMBackend(Backend):
                 if stream:
                     async for _ in answer:
                         pass
+        except Exception as error:
+            tell("it could not be warmed up, and the first request will be slow or fail", error)
 
     @override
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EventBatch, None]:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from backends.litellm.upgrades import CHANGED, tell
 from models.card import Capability, ModelCard, RemoteSource
 from models.catalogue import Catalogue
 from models.errors import UnknownModel
@@ -141,14 +142,18 @@ class Deployments:
             info = self._sdk.utils.get_model_info_helper(
                 model=model, custom_llm_provider=provider, catalog_only=True
             )
-        except Exception:
+        except Exception as error:
+            if isinstance(error, CHANGED):
+                tell("context lengths, prices and capabilities of its map are not known", error)
             return {}
         return dict(info)
 
     def _supported(self, model: str, provider: str) -> Iterable[str]:
         try:
             return self._sdk.get_supported_openai_params(model=model, custom_llm_provider=provider) or ()
-        except Exception:
+        except Exception as error:
+            if isinstance(error, CHANGED):
+                tell("which parameters a model takes is not known", error)
             return ()
 
     def _near(self, name: str) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backends.litellm.deployment import Deployment
+from backends.litellm.upgrades import CHANGED, tell
 from backends.types import ChatPrompt, Prompt, TextPrompt, Usage
 
 
@@ -97,7 +98,8 @@ def price(sdk: Any, deployment: Deployment, usage: Any, tokens: Tokens) -> float
             cache_read_input_tokens=tokens.cached,
             **({"usage_object": usage} if usage is not None else {}),
         )
-    except Exception:
+    except Exception as error:
+        tell("a model of its map has no price, and its use is not counted", error)
         return None
     return float(prompt + completion)
 
@@ -111,7 +113,9 @@ def price_of_ranks(sdk: Any, deployment: Deployment, answer: Any) -> float | Non
         costs = sdk.cost_calculator.rerank_cost(
             model=deployment.model, custom_llm_provider=deployment.provider, billed_units=billed
         )
-    except Exception:
+    except Exception as error:
+        if isinstance(error, CHANGED):
+            tell("a search has no price, and is not counted", error)
         return None
     return float(sum(costs))
 
