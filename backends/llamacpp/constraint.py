@@ -110,12 +110,6 @@ class Matcher:
         self._matcher.consume_token(token)
         self._check()
 
-    def forced(self) -> list[int]:
-        """Tokens that must come next, whatever the model says; may be empty. Raises: BackendFailed."""
-        tokens = self._matcher.compute_ff_tokens()
-        self._check()
-        return tokens
-
     def _check(self) -> None:
         if self._matcher.is_error():
             reason = _sentence(self._matcher.get_error())

@@ -107,13 +107,6 @@ def test_a_token_that_is_not_allowed_ends_in_an_error(compiler: ConstraintCompil
         matcher.accept(wrong)
 
 
-def test_the_tokens_that_must_come_are_told(compiler: ConstraintCompiler, model: GgufModel):
-    matcher = compiler.compile(lark('start: "Oslo" ("a" | "b")')).matcher()
-
-    assert "Oslo".startswith(model.detokenize(matcher.forced()))
-    assert matcher.forced()
-
-
 def test_json_has_a_blank_after_colons_and_commas_as_the_options_say(
     compiler: ConstraintCompiler, model: GgufModel
 ):
