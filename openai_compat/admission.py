@@ -363,7 +363,7 @@ class Admission:
             waiter = self._queue.pop()
             if waiter is None:
                 self._running -= 1
-                self._slots.release(number)
+                self._free(number)
                 return
             waiter.set_result(number)
 
