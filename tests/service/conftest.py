@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import openai
 import pytest
 
 from tests.conformance.conftest import Instance
@@ -34,3 +35,21 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     yield begin
     for instance in instances:
         instance.stop()
+
+
+@pytest.fixture(scope="module")
+def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
+    """One service for a module whose tests change nothing in it, with rate limits out of the way."""
+    made = Instance(tmp_path_factory.mktemp("service"), {"LLM_RATE_LIMIT_RPS": "0"})
+    try:
+        made.wait_until_ready()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def client(instance: Instance) -> Iterator[openai.OpenAI]:
+    url = f"{instance.base_url}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
+        yield client

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import openai
 import pytest
 from pydantic import BaseModel, Field
-
-from tests.conformance.conftest import Instance
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
 
@@ -28,23 +25,6 @@ class Day(BaseModel):
 
 class Forecast(BaseModel):
     days: list[Day] = Field(min_length=1, max_length=2)
-
-
-@pytest.fixture(scope="module")
-def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
-    made = Instance(tmp_path_factory.mktemp("service"), {"LLM_RATE_LIMIT_RPS": "0"})
-    try:
-        made.wait_until_ready()
-        yield made
-    finally:
-        made.stop()
-
-
-@pytest.fixture
-def client(instance: Instance) -> Iterator[openai.OpenAI]:
-    url = f"{instance.base_url}/v1"
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
-        yield client
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])

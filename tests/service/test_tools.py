@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -34,21 +33,6 @@ TOOLS: list[Any] = [
 ]
 TIME: Any = {"type": "function", "function": {"name": "time"}}
 QUESTION: Any = [{"role": "user", "content": "What will the weather be in Rome tomorrow?"}]
-
-
-@pytest.fixture(scope="module")
-def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
-    made = Instance(tmp_path_factory.mktemp("service"), {"LLM_RATE_LIMIT_RPS": "0"})
-    try:
-        made.wait_until_ready()
-        yield made
-    finally:
-        made.stop()
-
-
-@pytest.fixture
-def client(instance: Instance) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{instance.base_url}/v1", api_key="none", max_retries=0, timeout=120)
 
 
 def check_arguments(arguments: str) -> dict[str, Any]:
