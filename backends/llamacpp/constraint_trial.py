@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any, Final
 
-from backends.errors import BackendTimeout
+from backends.errors import BackendFailed, BackendTimeout
+
+log = logging.getLogger("llm.llamacpp")
 
 _CHILD: Final = Path(__file__).with_name("constraint_trial_child.py")
 _TIMEOUT_S: Final = 30.0
 """On the clock of the wall; it passes only where the machine has no time for us, for processor time ends earlier."""
+_ENVIRONMENT: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH")
+"""What Python may need to start. The rest stays here, keys and tokens above all: what a caller wrote runs in there."""
 TOO_LONG: Final = "it takes too long to compile, or too much memory"
 
 
@@ -31,7 +37,10 @@ class ConstraintTrial:
         self._child: subprocess.Popen[bytes] | None = None
 
     def problem(self, grammar: str, limits: dict[str, Any]) -> str | None:
-        """Why `grammar`, in llguidance's own form, cannot be used here; None if it can. Raises: BackendTimeout."""
+        """Why `grammar`, in llguidance's own form, cannot be used here; None if it can.
+
+        Raises: BackendTimeout when the machine had no time for it; BackendFailed when the process cannot work at all.
+        """
         question = json.dumps({"grammar": grammar, "limits": limits}).encode() + b"\n"
         for is_last in (False, True):
             child = self._running()
@@ -51,6 +60,14 @@ class ConstraintTrial:
             # It may have ended on its own account while the question was on its way.
             if is_last or child.returncode != 0:
                 break
+        if child.returncode > 0:  # a limit ends it by a signal; so this is no grammar's doing
+            log.error(
+                "constraints cannot be tried: `%s -I %s` ends with %d",
+                sys.executable,
+                _CHILD,
+                child.returncode,
+            )
+            raise BackendFailed("Constraints cannot be compiled at the moment")
         return TOO_LONG
 
     def _running(self) -> subprocess.Popen[bytes]:
@@ -61,6 +78,7 @@ class ConstraintTrial:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
             )
         return self._child
 

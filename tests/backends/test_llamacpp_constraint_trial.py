@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("llguidance", reason="the engine is not installed")
 
-from backends.errors import BackendTimeout
+from backends.errors import BackendFailed, BackendTimeout
+from backends.llamacpp import constraint_trial
 from backends.llamacpp.constraint_trial import TOO_LONG, ConstraintTrial
 
 pytestmark = pytest.mark.engine
@@ -80,3 +82,32 @@ def test_one_process_tries_many_grammars(trial: ConstraintTrial):
     trial.problem(lark('start: "b"'), LIMITS)
 
     assert trial._child is first
+
+
+def test_the_process_knows_no_key(trial: ConstraintTrial, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    child = tmp_path / "child.py"
+    child.write_text("import json, os\ninput()\nprint(json.dumps(' '.join(os.environ)), flush=True)\n")
+    monkeypatch.setattr(constraint_trial, "_CHILD", child)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-0123456789")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
+
+    names = (trial.problem(lark('start: "a"'), LIMITS) or "").split()
+
+    assert "LD_LIBRARY_PATH" in names
+    assert "OPENAI_API_KEY" not in names
+
+
+def test_a_process_that_cannot_work_is_no_grammars_fault(
+    trial: ConstraintTrial,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+):
+    child = tmp_path / "child.py"
+    child.write_text("import nothing_of_this_name\n")
+    monkeypatch.setattr(constraint_trial, "_CHILD", child)
+
+    with pytest.raises(BackendFailed, match="cannot be compiled at the moment"):
+        trial.problem(lark('start: "a"'), LIMITS)
+
+    assert str(child) in caplog.text
