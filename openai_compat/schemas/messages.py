@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from openai_compat.schemas.fields import Kind, ListOf, Object, OneOf, Record, Schema, Text, check_length
 from openai_compat.schemas.problems import INVALID, Loc, Problems
+from openai_compat.schemas.tagged import Tagged
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_MESSAGES: Final = 1000
@@ -17,10 +18,6 @@ MAX_TOOL_CALLS: Final = 128
 
 MEDIA_PARTS: Final = frozenset({"image_url", "input_audio", "audio_url", "video_url", "file"})
 _CONTENTLESS_ROLES: Final = frozenset({"assistant", "function"})
-_ROLE_MSG: Final = "Input should be " + ", ".join(f"'{role}'" for role in ROLES[:-1]) + f" or '{ROLES[-1]}'"
-_PARTS_MSG: Final = "Input should be 'text', 'refusal', " + ", ".join(
-    f"'{kind}'" for kind in sorted(MEDIA_PARTS)
-)
 
 
 class Messages(Kind):
@@ -44,16 +41,9 @@ class Messages(Kind):
 
 
 def _check_message(message: Any, index: int, loc: Loc, problems: Problems) -> None:
-    if type(message) is not dict:
-        problems.add("dict_type", loc, "Input should be a valid object", message)
+    if _WITH_ROLE.check(message, loc, problems) is INVALID:
         return
-    role = message.get("role")
-    if type(role) is not str or role not in ROLES:
-        if role is None:
-            problems.add("missing", (*loc, "role"), "Field required", None)
-        else:
-            problems.add("literal_error", (*loc, "role"), _ROLE_MSG, role)
-        return
+    role = message["role"]
     _check_content(message, role, index, loc, problems)
     (_ASSISTANT if role == "assistant" else _ANYONE).check(message, loc, problems)
 
@@ -72,12 +62,7 @@ def _check_content(message: dict[str, Any], role: str, index: int, loc: Loc, pro
             problems.add("missing", at, "Field required", None)
         return
     elif type(content) is list:
-        if not check_length(content, 0, MAX_PARTS, at, problems):
-            return
-        before = problems.count
-        for part_index, part in enumerate(content):
-            _check_part(part, (*at, part_index), problems)
-        if problems.count > before:
+        if _PARTS.check(content, at, problems) is INVALID:
             return
         empty = all(part["type"] == "text" and not part["text"] for part in content)
     else:
@@ -86,33 +71,6 @@ def _check_content(message: dict[str, Any], role: str, index: int, loc: Loc, pro
     if empty and role == "user":
         msg = f"Message at index {index} with role 'user' cannot have empty content"
         problems.add("value_error", at, msg, content)
-
-
-def _check_part(part: Any, loc: Loc, problems: Problems) -> None:
-    if type(part) is not dict:
-        problems.add("dict_type", loc, "Input should be a valid object", part)
-        return
-    kind = part.get("type")
-    if kind in ("text", "refusal"):
-        text = part.get(kind)
-        if text is None:
-            problems.add("missing", (*loc, kind), "Field required", None)
-        elif type(text) is not str:
-            problems.add("string_type", (*loc, kind), "Input should be a valid string", text)
-    elif kind is None:
-        problems.add("missing", (*loc, "type"), "Field required", None)
-    elif type(kind) is not str or kind not in MEDIA_PARTS:
-        problems.add("literal_error", (*loc, "type"), _PARTS_MSG, kind)
-    else:
-        _check_media(part, kind, (*loc, kind), problems)
-
-
-def _check_media(part: dict[str, Any], kind: str, loc: Loc, problems: Problems) -> None:
-    media = part.get(kind)
-    if media is None:
-        problems.add("missing", loc, "Field required", None)
-    else:
-        (_LINK if kind.endswith("_url") else _OBJECT).check(media, loc, problems)
 
 
 class Arguments(Kind):
@@ -138,6 +96,27 @@ class Arguments(Kind):
 
 _OBJECT: Final = Object()
 _LINK: Final = Record({"url": Text()}, required=("url",))
+_PICTURE: Final = Record({"url": Text(), "detail": OneOf("auto", "low", "high")}, required=("url",))
+
+
+def _part(kind: str, inside: Kind) -> Record:
+    """A part holds its content under the name of its type."""
+    return Record({kind: inside}, required=(kind,))
+
+
+_PARTS: Final = ListOf(
+    Tagged(
+        "type",
+        {
+            "text": _part("text", Text()),
+            "refusal": _part("refusal", Text()),
+            **{k: _part(k, _LINK if k.endswith("_url") else _OBJECT) for k in sorted(MEDIA_PARTS)},
+            "image_url": _part("image_url", _PICTURE),
+        },
+    ),
+    max_items=MAX_PARTS,
+)
+_WITH_ROLE: Final = Record({"role": OneOf(*ROLES)}, required=("role",))
 _FUNCTION: Final = Record({"name": Text(min_length=1), "arguments": Arguments()}, required=("name",))
 _CALL: Final = Record(
     {"id": Text(), "type": OneOf("function"), "function": _FUNCTION}, required=("function",)
@@ -155,27 +134,16 @@ _ASSISTANT: Final = Record(
     }
 )
 
-_PART_SCHEMA: Final[Schema] = {
-    "type": "object",
-    "required": ["type"],
-    "properties": {
-        "type": {"type": "string", "enum": ["text", "refusal", *sorted(MEDIA_PARTS)]},
-        "text": {"type": "string"},
-        "refusal": {"type": "string"},
-        "image_url": _LINK.schema,
-    },
-}
-
 _MESSAGE_SCHEMA: Final[Schema] = {
     "type": "object",
     "required": ["role"],
     "properties": {
-        "role": {"type": "string", "enum": list(ROLES)},
+        **_WITH_ROLE.schema["properties"],
         "content": {
             "description": "Null for the assistant and function roles only; never empty for the user role.",
             "anyOf": [
                 {"type": "string"},
-                {"type": "array", "items": _PART_SCHEMA, "maxItems": MAX_PARTS},
+                _PARTS.schema,
                 {"type": "null"},
             ],
         },

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from typing_extensions import override
-
 from openai_compat.schemas.fields import (
     TOKEN_ID,
     Anything,
     Boolean,
     Integer,
-    Kind,
     ListOf,
     LogitBias,
     Number,
     Object,
+    Record,
     Stop,
     Text,
 )
 from openai_compat.schemas.problems import Problems
 from openai_compat.schemas.structured import (
-    ResponseFormat,
+    RESPONSE_FORMAT,
     StructuredOutputs,
     check_constraints_together,
 )
@@ -32,23 +30,8 @@ MAX_GRAMMAR_CHARS: Final = 65_536
 STREAM_OPTIONS_DOC = "`include_usage`: a last chunk with the usage of the whole request. Only with stream."
 
 
-class StreamOptions(Kind):
-    """`{"include_usage": bool}`. Other members are accepted: OpenAI adds some (`include_obfuscation`)."""
-
-    _flag = Boolean()
-
-    @override
-    def check(self, value: Any, loc: tuple[str | int, ...], problems: Problems) -> Any:
-        checked = Object().check(value, loc, problems)
-        if isinstance(checked, dict) and checked.get("include_usage") is not None:
-            self._flag.check(checked["include_usage"], (*loc, "include_usage"), problems)
-        return checked
-
-    @property
-    @override
-    def schema(self) -> dict[str, Any]:
-        return {"type": "object", "properties": {"include_usage": {"type": ["boolean", "null"]}}}
-
+STREAM_OPTIONS: Final = Record({"include_usage": Boolean()})
+"""Other members are accepted: OpenAI adds some (`include_obfuscation`)."""
 
 SAMPLING: Final[Table] = {
     "temperature": Field(Number(0, 2), "Sampling temperature; 0 is greedy.", default=0.7),
@@ -74,7 +57,7 @@ SAMPLING: Final[Table] = {
     ),
     "response_format": needs(
         "structured_outputs",
-        ResponseFormat(),
+        RESPONSE_FORMAT,
         "The form of the answer.",
         unless=lambda form: form["type"] == "text",
     ),
@@ -82,7 +65,7 @@ SAMPLING: Final[Table] = {
         "structured_outputs", StructuredOutputs(), "vLLM's form of constrained output."
     ),
     "stream": Field(Boolean(), "Answer with server-sent events.", default=False),
-    "stream_options": Field(StreamOptions(), STREAM_OPTIONS_DOC),
+    "stream_options": Field(STREAM_OPTIONS, STREAM_OPTIONS_DOC),
     "backend": Field(Text(min_length=1), "Serve on this backend: litellm, vllm or llamacpp."),
     "user": harmless(Text(), "An end user's id."),
     "metadata": harmless(Object(), "Tags of a stored answer."),

@@ -12,37 +12,34 @@ from openai_compat.schemas.fields import (
     Kind,
     ListOf,
     Object,
-    OneOf,
     Record,
     Schema,
     Text,
 )
 from openai_compat.schemas.problems import INVALID, Loc, Problems
+from openai_compat.schemas.tagged import Tagged
 from openai_compat.schemas.tools import NAME
 
 MAX_CHOICES: Final = 1024
 
 
-class ResponseFormat(Kind):
-    """OpenAI's form: `text`, `json_object`, or `json_schema` with a schema."""
-
-    _types = OneOf("text", "json_object", "json_schema")
-    _form = Record(
-        {"name": NAME, "description": Text(), "schema": Object(), "strict": Boolean()},
-        required=("name", "schema"),
-    )
-    _any = Record({"type": _types}, required=("type",))
-    _with_schema = Record({"type": _types, "json_schema": _form}, required=("type", "json_schema"))
-
-    @override
-    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
-        wants_schema = type(value) is dict and value.get("type") == "json_schema"
-        return (self._with_schema if wants_schema else self._any).check(value, loc, problems)
-
-    @property
-    @override
-    def schema(self) -> Schema:
-        return {**self._with_schema.schema, "required": ["type"]}
+RESPONSE_FORMAT: Final = Tagged(
+    "type",
+    {
+        "text": Record({}),
+        "json_object": Record({}),
+        "json_schema": Record(
+            {
+                "json_schema": Record(
+                    {"name": NAME, "description": Text(), "schema": Object(), "strict": Boolean()},
+                    required=("name", "schema"),
+                )
+            },
+            required=("json_schema",),
+        ),
+    },
+)
+"""OpenAI's form of a constraint."""
 
 
 class JsonText(Kind):
