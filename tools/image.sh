@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Builds the Bento and the image from it. Called by `make image` and `make image-gpu`, below tools/with_docker.sh.
 #
-#   tools/image.sh BENTOFILE NAME:TAG
+#   tools/image.sh BENTOFILE NAME:TAG [DOCKERFILE FILE…]
 #
+#   DOCKERFILE    builds a layer of its own between the base and the rest; the FILEs are what it may copy
 #   BASE=name     the base image; unset: the one in the bentofile, or a Debian base made here where that cannot be pulled
 #   BENTOML=path  the bentoml to use
-#   BUILD_OPTS    more options for the second step's `docker build`; CONTAINERIZE_OPTS for the first's `bentoml containerize`
+#   BUILD_OPTS    more options for `docker build`; CONTAINERIZE_OPTS for `bentoml containerize`
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bentofile=$1 name=$2
+shift 2
 say() { echo "== $*" >&2; }
 
 # The image runs any x86-64 CPU's own kernels; BuildKit is a package of its own on Debian and is not needed.
@@ -22,6 +24,18 @@ if [[ -z ${BASE:-} ]]; then
         say "$wanted cannot be pulled; building on $BASE"
         here "$BASE" || deploy/image/debian-base.sh "$BASE"
     fi
+fi
+# Not every machine whose daemon starts lets it run something.
+if ! docker run --rm --network none --entrypoint true "$BASE"; then
+    echo "!! Docker cannot run a container of $BASE" >&2
+    exit 77
+fi
+if (($#)); then
+    below=${name%:*}-below:$({ sha256sum "$@" && echo "$BASE"; } | sha256sum | cut -c1-12)
+    # shellcheck disable=SC2086
+    here "$below" || tar --create "$@" |
+        docker build --network=host ${BUILD_OPTS:-} --tag "$below" --file "$1" --build-arg BASE_IMAGE="$BASE" -
+    BASE=$below
 fi
 
 mkdir -p .cache/image

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes a base image of Debian's own Python where no registry can be reached: debian-base.sh NAME:TAG. Needs root and
-# debootstrap. `make image` calls it when python:3.11-slim-bookworm is neither here nor to be had.
+# debootstrap. `make image` calls it when python:3.11-slim-bookworm is neither here nor to be had. Exit code 77: it cannot be
+# made on this machine.
 #
 # The host's certificates go in, and where pip and uv find them: whoever has no registry often has a proxy of its own.
 set -euo pipefail
@@ -11,15 +12,17 @@ command -v debootstrap >/dev/null || {
 }
 root=$(mktemp -d)
 # debootstrap mounts the kernel's file systems in there; when it is stopped half way they stay.
-trap 'umount --lazy "$root/proc" "$root/sys" 2>/dev/null; rm -rf --one-file-system "$root"' EXIT
+trap 'umount --lazy "$root/proc" "$root/sys" 2>/dev/null || true; rm -rf --one-file-system "$root" "$root.log"' EXIT
 
 echo "== $name: Debian 12 by debootstrap" >&2
 packages=ca-certificates,python3,python3-venv,python3-pip,libgomp1
-${EATMYDATA:-} debootstrap --variant=minbase --include="$packages" bookworm "$root" ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"} >"$root.log" || {
+${EATMYDATA:-} debootstrap --variant=minbase --include="$packages" bookworm "$root" ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"} >"$root.log" 2>&1 || {
     tail -20 "$root.log" >&2
-    exit 1
+    # A package that does not exist is our mistake; anything else is the mirror, or what this machine does not allow.
+    ! grep -q "find these debs" "$root.log" || exit 1
+    echo '!! no base image: debootstrap failed (see above)' >&2
+    exit 77
 }
-rm -f "$root.log"
 # BentoML installs uv with pip into the system's Python, which Debian forbids by this file.
 rm -f "$root"/usr/lib/python3*/EXTERNALLY-MANAGED
 ln -sf python3 "$root/usr/bin/python"
