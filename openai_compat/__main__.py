@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action=argparse.BooleanOptionalAction,
         help="try what only this service promises, too (default: if the server is one)",
     )
+    trying.add_argument("--only", metavar="TEXT", help="the behaviours whose names hold this")
     comparing = commands.add_parser("conformance-table", help="Markdown of several runs with --json")
     comparing.add_argument("files", nargs="+", help="a file's name without its end is the server's")
     options = parser.parse_args(arguments)
@@ -47,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             api_key=options.api_key,
             extensions=options.extensions,
             as_json=options.json,
+            only=options.only,
         )
     if options.command == "conformance-table":
         from openai_compat.conformance.compare import comparison

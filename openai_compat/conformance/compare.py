@@ -5,43 +5,46 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-MARKS = {"passed": "✓", "failed": "✗", "not applicable": "–"}
+MARKS: Final = {"passed": "✓", "failed": "✗", "not offered": "–", "not tried": "·"}
+TITLES: Final = {"openai": "OpenAI's API", "extension": "This project's extensions"}
+
+Run = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
 def comparison(files: Sequence[str]) -> str:
-    """Markdown: how many, then each behaviour on which not all agree, then what was seen. A file's stem is its name."""
+    """Markdown: how many of each, every behaviour with a mark for each server, and what was seen where one failed.
+    A file's stem is the server's name."""
     runs = {Path(file).stem: _behaviours(file) for file in files}
-    behaviours = {key: entry for run in runs.values() for key, entry in run.items()}
-    common = {key for key, entry in behaviours.items() if entry["level"] == "openai"}
-    lines = ["| Server | Passed | Failed | Not applicable |", "|---|---|---|---|"]
+    known = {key: entry for run in runs.values() for key, entry in run.items()}
+    lines = ["| | Server | " + " | ".join(f"{mark} {result}" for result, mark in MARKS.items()) + " |"]
+    lines += ["|---" * (len(MARKS) + 2) + "|"]
+    for level, title in TITLES.items():
+        for name, run in runs.items():
+            results = [run[key]["result"] for key in known if key[0] == level and key in run]
+            counts = " | ".join(str(results.count(result)) for result in MARKS)
+            lines.append(f"| {title} | {name} | {counts} |")
+    for level, title in TITLES.items():
+        lines += ["", f"### {title}", "", "| Behaviour | " + " | ".join(runs) + " |"]
+        lines += ["|---" * (len(runs) + 1) + "|"]
+        lines += [_row(key, entry, runs) for key, entry in known.items() if key[0] == level]
     for name, run in runs.items():
-        results = [run[key]["result"] for key in common if key in run]
-        lines.append(f"| {name} | " + " | ".join(str(results.count(result)) for result in MARKS) + " |")
-    lines += ["", "| Behaviour | " + " | ".join(runs) + " |", "|---" * (len(runs) + 1) + "|"]
-    disputed = [key for key in behaviours if key in common and _is_failed_somewhere(key, runs)]
-    for key in disputed:
-        cells = [MARKS[run[key]["result"]] if key in run else "–" for run in runs.values()]
-        lines.append(
-            f"| `{behaviours[key]['id']}` {_cell(behaviours[key]['says'])} | " + " | ".join(cells) + " |"
-        )
-    for name, run in runs.items():
-        failed = [run[key] for key in disputed if key in run and run[key]["result"] == "failed"]
+        failed = [entry for entry in run.values() if entry["result"] == "failed"]
         if failed:
             lines += ["", f"**{name}**", ""]
             lines += [f"- `{entry['id']}`: {_cell(entry['seen'])}" for entry in failed]
     return "\n".join(lines) + "\n"
 
 
-def _behaviours(file: str) -> dict[str, Any]:
-    return {
-        f"{entry['level']}:{entry['id']}": entry for entry in json.loads(Path(file).read_text())["behaviours"]
-    }
+def _row(key: tuple[str, str], entry: Mapping[str, Any], runs: Mapping[str, Run]) -> str:
+    marks = [MARKS[run[key]["result"] if key in run else "not tried"] for run in runs.values()]
+    return f"| `{entry['id']}` {_cell(entry['says'])} | " + " | ".join(marks) + " |"
 
 
-def _is_failed_somewhere(key: str, runs: Mapping[str, Mapping[str, Any]]) -> bool:
-    return any(key in run and run[key]["result"] == "failed" for run in runs.values())
+def _behaviours(file: str) -> Run:
+    behaviours = json.loads(Path(file).read_text())["behaviours"]
+    return {(entry["level"], entry["id"]): entry for entry in behaviours}
 
 
 def _cell(text: str) -> str:

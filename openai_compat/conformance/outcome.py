@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-Result = Literal["passed", "failed", "not applicable"]
-Level = Literal["openai", "extension"]
+from openai_compat.conformance.check import Level
 
-RESULTS: Final[tuple[Result, ...]] = ("passed", "failed", "not applicable")
-SEEN_CHARS: Final = 160
-"""Of what a failed check saw; an answer's whole body is of no use in a table."""
+Result = Literal["passed", "failed", "not offered", "not tried"]
+
+RESULTS: Final[tuple[Result, ...]] = ("passed", "failed", "not offered", "not tried")
+SEEN_CHARS: Final = 240
+"""Of what a check saw; an answer's whole body is of no use in a table."""
 
 
 @dataclass(slots=True)
@@ -25,22 +26,27 @@ class Outcome:
     says: str
     num_passed: int = 0
     failures: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    """How the server said that it does not do this; on a server that promised nothing, how it showed."""
     reasons: list[str] = field(default_factory=list)
-    """Why checks were left out."""
+    """Why checks could not be tried."""
 
     @property
     def result(self) -> Result:
         if self.failures:
             return "failed"
-        return "passed" if self.num_passed else "not applicable"
+        if self.refusals:
+            return "not offered"
+        return "passed" if self.num_passed else "not tried"
 
     @property
     def seen(self) -> str:
-        """One line: what was wrong, or why nothing was tried; "" for a pass."""
-        if self.failures:
-            checks = len(self.failures) + self.num_passed
-            of_all = f"{len(self.failures)} of {checks} checks: " if checks > 1 else ""
-            return (of_all + self.failures[0])[:SEEN_CHARS]
+        """One line: what was wrong, refused or missing; "" for a pass."""
+        told = self.failures or self.refusals
+        if told:
+            checks = len(self.failures) + len(self.refusals) + self.num_passed
+            of_all = f"{len(told)} of {checks} checks: " if checks > 1 else ""
+            return (of_all + told[0])[:SEEN_CHARS]
         return "" if self.num_passed else (self.reasons[0] if self.reasons else "")[:SEEN_CHARS]
 
     def document(self) -> dict[str, object]:
@@ -63,7 +69,7 @@ def text_table(behaviours: Sequence[Mapping[str, Any]]) -> str:
         for one in behaviours:
             if one["group"] == group:
                 mark = "*" if one["level"] == "extension" else " "
-                lines.append(f"  {one['id']:<{width}} {mark} {one['result']:<14} {one['seen']}".rstrip())
+                lines.append(f"  {one['id']:<{width}} {mark} {one['result']:<11} {one['seen']}".rstrip())
     results = [one["result"] for one in behaviours]
     total = ", ".join(f"{results.count(result)} {result}" for result in RESULTS)
     return "\n".join([*lines[1:], "", total, "* only this service promises it"])

@@ -1,90 +1,91 @@
-"""Runs the behaviours and says how it went."""
+"""The command: finds out what server it is, tries the checks, says how it went."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import tempfile
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Final
-from urllib.error import HTTPError, URLError
-from urllib.request import ProxyHandler, Request, build_opener
+from datetime import UTC, datetime
+from typing import Final
+from urllib.parse import urlsplit
 
+import httpx
+
+from openai_compat.conformance.api import Api
+from openai_compat.conformance.cases import all_checks, left_out
+from openai_compat.conformance.check import Level
 from openai_compat.conformance.outcome import text_table
+from openai_compat.conformance.runner import documents, not_tried, try_all
+from openai_compat.conformance.subject import Subject
 
-ROOT: Final = Path(__file__).parents[2]
-CASES: Final = ROOT / "tests" / "conformance"
-NEEDED: Final = ("pytest", "pytest_asyncio", "pytest_timeout", "httpx", "openai")
-PROBE_TIMEOUT_S: Final = 30
 PASSED, FAILED, UNUSABLE = 0, 1, 2
-"""Exit codes; the last for a server that cannot be reached and a machine that cannot run the checks."""
+"""Exit codes; the last for a server that cannot be tried."""
+NOT_PROMISED: Final = "only this service promises it"
 
 
-def run(*, base_url: str, model: str, api_key: str | None, extensions: bool | None, as_json: bool) -> int:
-    """The exit code. `extensions`: whether to try what only this service promises; None: if the server is one."""
-    if not CASES.is_dir():
-        sys.stderr.write("the behaviours are in tests/conformance of a checkout, and there is none here\n")
-        return UNUSABLE
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
-        sys.stderr.write(f"the checks need {', '.join(missing)}: install requirements/dev.txt\n")
-        return UNUSABLE
+def run(
+    *,
+    base_url: str,
+    model: str,
+    api_key: str | None,
+    extensions: bool | None,
+    as_json: bool,
+    only: str | None = None,
+) -> int:
+    """The exit code. `extensions`: whether to try what only this service promises; None: if the server is one.
+    `only`: the behaviours whose names hold this."""
+    if not __debug__:
+        return _unusable("the checks are assertions, which python -O leaves out: run it without -O")
     base_url = base_url.rstrip("/").removesuffix("/v1")
-    status, body = _get(f"{base_url}/v1/models", api_key)
-    if status is None:
-        sys.stderr.write(f"{base_url} cannot be reached: {body}\n")
-        return UNUSABLE
-    if extensions is None:
-        extensions = '"backends"' in _get(f"{base_url}/v1/backends", api_key)[1]
-    outcomes = _outcomes(base_url, model, api_key, extensions=extensions)
-    if outcomes is None:
-        return UNUSABLE
-    if as_json:
-        print(json.dumps({"model": model, "behaviours": outcomes}, indent=1))
-    else:
-        print(text_table(outcomes))
-    return FAILED if any(outcome["result"] == "failed" for outcome in outcomes) else PASSED
-
-
-def _outcomes(
-    base_url: str, model: str, api_key: str | None, *, extensions: bool
-) -> list[dict[str, Any]] | None:
-    """In a process of its own, with its progress on standard error. None: the checks could not be run."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "outcomes.json"
-        command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "--no-header", "-p", "no:cacheprovider"]
-        command += ["-p", "openai_compat.conformance.recorder", f"--outcomes-to={file}"]
-        command += [str(CASES), f"--rootdir={ROOT}", f"--base-url={base_url}", f"--model={model}"]
-        if api_key:
-            # Not as an argument: everybody on the machine may read those.
-            token = Path(folder) / "token"
-            token.touch(mode=0o600)
-            token.write_text(api_key)
-            command.append(f"--token-file={token}")
-        command += [] if extensions else ["-m", "not ours"]
-        done = subprocess.run(  # noqa: S603  the interpreter that runs this
-            command,
-            cwd=ROOT,  # where `-m` then looks for modules first
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr.fileno(),
-            check=False,
-        )
-        if done.returncode not in (PASSED, FAILED) or not file.is_file():
-            return None
-        outcomes: list[dict[str, Any]] = json.loads(file.read_text())
-        return outcomes
-
-
-def _get(url: str, api_key: str | None) -> tuple[int | None, str]:
-    """Status and text; no status where nobody answers."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    if urlsplit(base_url).scheme not in ("http", "https") or not urlsplit(base_url).hostname:
+        return _unusable(f"{base_url!r} is no address: http://HOST:PORT or https://HOST, with or without /v1")
+    subject = Subject(base_url, model, api_key)
     try:
-        request = Request(url, headers=headers)  # noqa: S310  the address is the caller's own
-        with build_opener(ProxyHandler({})).open(request, timeout=PROBE_TIMEOUT_S) as response:
-            return response.status, response.read().decode("utf-8", "replace")
-    except HTTPError as error:
-        return error.code, error.read().decode("utf-8", "replace")
-    except (URLError, OSError, ValueError) as error:
-        return None, str(error)
+        try:
+            is_this_service = _is_this_service(subject.service)
+        except httpx.HTTPError as error:
+            return _unusable(f"{base_url} cannot be reached: {error}")
+        for group, package in left_out().items():
+            _say(f"{group} is left out: the package {package} is not installed here")
+        checks = [check for check in all_checks() if only is None or only in check.function.__name__]
+        if not checks:
+            return _unusable(f"no behaviour's name holds {only!r}")
+        started = datetime.now(UTC)
+        with_extensions = is_this_service if extensions is None else extensions
+        promised: list[Level] = ["openai", "extension"] if is_this_service else ["openai"]
+        tried = [check for check in checks if with_extensions or check.level == "openai"]
+        outcomes = try_all(tried, subject, promised=promised, report=_say)
+        outcomes += not_tried([check for check in checks if check not in tried], NOT_PROMISED)
+    finally:
+        subject.close()
+    behaviours = documents(outcomes)
+    if as_json:
+        about = {
+            "model": model,
+            "started": started.isoformat(timespec="seconds"),
+            "is_this_service": is_this_service,
+        }
+        print(json.dumps(about | {"behaviours": behaviours}, indent=1, ensure_ascii=False))
+    else:
+        print(text_table(behaviours))
+    return FAILED if any(outcome.result == "failed" for outcome in outcomes) else PASSED
+
+
+def _is_this_service(api: Api) -> bool:
+    """Raises: httpx.HTTPError where nobody answers."""
+    api.http.get("/v1/models")
+    backends = api.http.get("/v1/backends")
+    if backends.status_code != httpx.codes.OK:
+        return False
+    try:
+        return "backends" in backends.json()
+    except ValueError:
+        return False
+
+
+def _unusable(why: str) -> int:
+    _say(why)
+    return UNUSABLE
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

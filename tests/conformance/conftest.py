@@ -1,8 +1,10 @@
-"""Starts the service for the conformance tests, or points them at a server that runs already.
+"""Starts the service for the checks of openai_compat/conformance, or points them at a server that runs already.
 
     pytest tests/conformance                                starts what is needed, with the shipped model
     pytest tests/conformance --base-url URL --model ID      tries any server; --token TOKEN if it wants one
     pytest tests/conformance … -m "not ours"                only what any OpenAI-compatible server should do
+
+`python -m openai_compat conformance` does the second without pytest and prints a table.
 
 `service` is open and has wide rate limits, `guarded` has tokens and every limit at its default, `small` a context
 that a test can fill. Each starts when a test first asks for it and is stopped by its process id at the end.
@@ -23,7 +25,7 @@ import httpx
 import openai
 import pytest
 
-from tests.conformance.api import Api
+from openai_compat.conformance.api import Api
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "smollm2-135m-instruct"
@@ -37,7 +39,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--base-url", default=None, help="a server that runs already, without /v1")
     group.addoption("--model", default=None, help="the model to ask it for")
     group.addoption("--token", default=None, help="its bearer token, if it wants one")
-    group.addoption("--token-file", default=None, help="a file that holds the token")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,9 +53,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             for name in ("conformance", "serve", "engine"):
                 item.add_marker(name)
-            if item.get_closest_marker("timeout") is None:
-                # Every answer is computed by a model on a machine that may be doing other things.
-                item.add_marker(pytest.mark.timeout(180))
 
 
 class Instance:
@@ -153,11 +151,6 @@ def option(request: pytest.FixtureRequest, name: str) -> str | None:
     return value
 
 
-def token_of(request: pytest.FixtureRequest) -> str | None:
-    file = option(request, "--token-file")
-    return Path(file).read_text() if file is not None else option(request, "--token")
-
-
 @pytest.fixture(scope="session")
 def open_instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
     """No tokens, rate limits out of the way, everything else at its default."""
@@ -179,7 +172,7 @@ def service(request: pytest.FixtureRequest) -> Iterator[Api]:
     if base_url is None:
         api = Api(request.getfixturevalue("open_instance").base_url, MODEL)
     else:
-        api = Api(base_url.rstrip("/"), option(request, "--model") or MODEL, token_of(request))
+        api = Api(base_url.rstrip("/"), option(request, "--model") or MODEL, option(request, "--token"))
     with api.http:
         yield api
 
@@ -187,9 +180,9 @@ def service(request: pytest.FixtureRequest) -> Iterator[Api]:
 @pytest.fixture(scope="session")
 def guarded(request: pytest.FixtureRequest) -> Iterator[Api]:
     """A server that wants a token, asked with the right one."""
-    base_url, token = option(request, "--base-url"), token_of(request)
+    base_url, token = option(request, "--base-url"), option(request, "--token")
     if base_url is not None and token is None:
-        pytest.skip("needs --token or --token-file")
+        pytest.skip("needs --token")
     if base_url is None:
         api = Api(request.getfixturevalue("guarded_instance").base_url, MODEL, TOKEN)
     else:

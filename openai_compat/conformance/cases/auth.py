@@ -6,15 +6,13 @@ import base64
 from typing import Any
 
 import httpx
-import pytest
 
-from tests.conformance.api import CHAT, COMPLETIONS, Api, contract_error, encode, error_of
-from tests.conformance.raw_http import RawConnection
+from openai_compat.conformance.api import CHAT, COMPLETIONS, Api, contract_error, encode, error_of
+from openai_compat.conformance.check import extension, openai_api
 
+OPENAI_ROUTES = [("POST", CHAT), ("POST", COMPLETIONS), ("GET", "/v1/models")]
 PROTECTED = [
-    ("POST", CHAT),
-    ("POST", COMPLETIONS),
-    ("GET", "/v1/models"),
+    *OPENAI_ROUTES,
     ("POST", "/v1/models/load"),
     ("POST", "/v1/models/unload"),
     ("GET", "/v1/backends"),
@@ -33,52 +31,64 @@ def asked(
 
 
 def with_authorization(api: Api, value: str) -> int:
-    """The status of `GET /v1/models` with this very header value, sent byte for byte."""
-    with RawConnection(api.address) as connection:
-        head = f"Host: x\r\nAuthorization: {value}\r\nConnection: close"
-        connection.send(f"GET /v1/models HTTP/1.1\r\n{head}\r\n\r\n".encode())
-        return connection.read().status
+    """The status of a chat with this very header value, sent byte for byte."""
+    with api.connect() as connection:
+        sent = {"Authorization": value, "Connection": "close", "Content-Type": "application/json"}
+        return connection.request("POST", CHAT, encode(api.chat_body(max_tokens=1)), sent).status
 
 
-def test_auth_missing_is_401__without_a_token_every_model_route_is_401(guarded: Api) -> None:
+@openai_api
+def auth_missing_is_401__without_a_token_every_model_route_is_401(guarded: Api) -> None:
     bodies = {CHAT: guarded.chat_body(), COMPLETIONS: guarded.completion_body()}
-    for method, path in PROTECTED:
+    for method, path in OPENAI_ROUTES:
         for stream in (False, True):
             error_of(asked(guarded, method, path, {}, bodies.get(path, {}) | {"stream": stream}), (401,))
 
 
-def test_auth_wrong_tokens__a_wrong_longer_shorter_or_differently_cased_token_is_401(guarded: Api) -> None:
+@openai_api
+def auth_wrong_tokens__a_wrong_longer_shorter_or_differently_cased_token_is_401(guarded: Api) -> None:
     token = guarded.token or ""
     for wrong in ("nonsense", token[:-1], token + "x", token.swapcase(), "x" + token, f"{token},{token}"):
-        error_of(asked(guarded, "GET", "/v1/models", {"Authorization": f"Bearer {wrong}"}), (401,))
+        headers = {"Authorization": f"Bearer {wrong}"}
+        error_of(asked(guarded, "POST", CHAT, headers, guarded.chat_body(max_tokens=1)), (401,))
 
 
-def test_auth_empty_and_other_schemes__only_bearer_with_a_value_counts(guarded: Api) -> None:
+@openai_api
+def auth_empty_and_other_schemes__only_bearer_with_a_value_counts(guarded: Api) -> None:
     token = guarded.token or ""
     basic = base64.b64encode(f"user:{token}".encode()).decode()
     for value in ("", "Bearer", "Bearer ", f"Basic {basic}", f"Token {token}", token, f"Bearer{token}"):
         assert with_authorization(guarded, value) == 401, value
 
 
-def test_auth_scheme_is_case_insensitive__bearer_may_be_spelled_in_any_case(guarded: Api) -> None:
+@openai_api
+def auth_scheme_is_case_insensitive__bearer_may_be_spelled_in_any_case(guarded: Api) -> None:
     for scheme in ("Bearer", "bearer", "BEARER", "bEaReR"):
         assert with_authorization(guarded, f"{scheme} {guarded.token}") == 200, scheme
 
 
-def test_auth_not_by_query_or_body__a_token_elsewhere_does_not_authenticate(guarded: Api) -> None:
+@openai_api
+def auth_not_by_query_or_body__a_token_elsewhere_does_not_authenticate(guarded: Api) -> None:
     token = guarded.token or ""
     query = {"token": token, "api_key": token, "access_token": token, "authorization": f"Bearer {token}"}
     cookie = {"Cookie": f"token={token}; Authorization=Bearer {token}"}
     body = guarded.chat_body() | {"api_key": token, "token": token, "Authorization": f"Bearer {token}"}
 
-    error_of(asked(guarded, "GET", "/v1/models", {}, params=query), (401,))
-    error_of(asked(guarded, "GET", "/v1/models", cookie), (401,))
+    error_of(asked(guarded, "POST", CHAT, {}, guarded.chat_body(), params=query), (401,))
+    error_of(asked(guarded, "POST", CHAT, cookie, guarded.chat_body()), (401,))
     error_of(asked(guarded, "POST", CHAT, {}, body), (401,))
-    error_of(asked(guarded, "GET", "/v1/models", {"X-Api-Key": token, "Api-Key": token}), (401,))
 
 
-@pytest.mark.ours
-def test_auth_401_forms__the_detail_and_the_error_stand_side_by_side(guarded: Api) -> None:
+@extension
+def auth_not_by_other_headers__what_other_apis_read_counts_for_nothing(guarded: Api) -> None:
+    token = guarded.token or ""
+
+    for name in ("X-Api-Key", "Api-Key"):
+        error_of(asked(guarded, "GET", "/v1/models", {name: token}), (401,))
+
+
+@extension
+def auth_401_forms__the_detail_and_the_error_stand_side_by_side(guarded: Api) -> None:
     missing = asked(guarded, "GET", "/v1/models", {})
     wrong = asked(guarded, "POST", CHAT, {"Authorization": "Bearer nonsense"}, guarded.chat_body())
 
@@ -93,8 +103,8 @@ def test_auth_401_forms__the_detail_and_the_error_stand_side_by_side(guarded: Ap
     assert "nonsense" not in wrong.text
 
 
-@pytest.mark.ours
-def test_auth_public_and_protected__extra_slashes_open_nothing(guarded: Api) -> None:
+@extension
+def auth_public_and_protected__extra_slashes_open_nothing(guarded: Api) -> None:
     for path in ("/health", "/ready", "/health/", "//ready"):
         assert asked(guarded, "GET", path, {}).status_code == 200, path
     for method, path in PROTECTED:

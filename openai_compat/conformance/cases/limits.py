@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import httpx
-import httpx2
-import openai
-import pytest
 
-from tests.conformance.api import CHAT, COMPLETIONS, Api, contract_error, error_of, ok, side_by_side, user
+from openai_compat.conformance.api import (
+    CHAT,
+    COMPLETIONS,
+    Api,
+    contract_error,
+    error_of,
+    ok,
+    side_by_side,
+    user,
+)
+from openai_compat.conformance.check import NotApplicable, extension, given, openai_api, within
 
 TOO_LONG = "The sea is deep and the ships on it are many. "
 
@@ -20,26 +28,27 @@ def overlong(api: Api) -> str:
     return TOO_LONG * (context // 10 + 50)
 
 
-def test_overlong_prompt__it_is_a_400_and_never_cut(service: Api) -> None:
+@openai_api
+def overlong_prompt__it_is_a_400_and_never_cut(service: Api) -> None:
     error_of(service.chat(overlong(service)), (400,))
     service.assert_alive()
 
 
-def test_overlong_prompt_code__it_carries_the_code_by_which_agents_compact(service: Api) -> None:
+@openai_api
+def overlong_prompt_code__it_carries_the_code_by_which_agents_compact(service: Api) -> None:
     assert error_of(service.chat(overlong(service)), (400,))["code"] == "context_length_exceeded"
 
 
-def test_overlong_prompt_streaming__it_is_refused_before_any_stream(service: Api) -> None:
+@openai_api
+def overlong_prompt_streaming__it_is_refused_before_any_stream(service: Api) -> None:
     response = service.chat(overlong(service), stream=True)
 
     assert error_of(response, (400,))["code"] == "context_length_exceeded"
 
 
-@pytest.mark.ours
-@pytest.mark.parametrize("stream", [False, True])
-def test_overlong_prompt_numbers__both_numbers_and_the_usual_sentence_are_told(
-    service: Api, stream: bool
-) -> None:
+@extension
+@given("stream", [False, True])
+def overlong_prompt_numbers__both_numbers_and_the_usual_sentence_are_told(service: Api, stream: bool) -> None:
     response = service.chat(overlong(service), stream=stream)
 
     error = contract_error(response, 400, "invalid_request_error", "context_length_exceeded", "messages")
@@ -52,9 +61,9 @@ def test_overlong_prompt_numbers__both_numbers_and_the_usual_sentence_are_told(
     )
 
 
-@pytest.mark.ours
-@pytest.mark.timeout(300)
-def test_little_room_ends_with_length__the_total_never_passes_the_context(small: Api) -> None:
+@extension
+@within(300)
+def little_room_ends_with_length__the_total_never_passes_the_context(small: Api) -> None:
     context = small.entry()["context_length"]
     asked = small.completion_body([300] * (context - 6), max_tokens=50, ignore_eos=True)
     body = ok(small.post(COMPLETIONS, asked, timeout=280))
@@ -64,9 +73,9 @@ def test_little_room_ends_with_length__the_total_never_passes_the_context(small:
     assert context - 1 <= body["usage"]["total_tokens"] <= context
 
 
-@pytest.mark.ours
-@pytest.mark.timeout(180)
-def test_little_room_ends_with_length__a_prompt_of_the_whole_context_is_refused(small: Api) -> None:
+@extension
+@within(180)
+def little_room_ends_with_length__a_prompt_of_the_whole_context_is_refused(small: Api) -> None:
     context = small.entry()["context_length"]
 
     error = error_of(small.complete([300] * context), (400,))
@@ -84,8 +93,8 @@ def fill_the_bucket() -> None:
     time.sleep(2.2)
 
 
-@pytest.mark.ours
-def test_limits_burst_is_429__with_when_to_come_again(limited: Api) -> None:
+@extension
+def limits_burst_is_429__with_when_to_come_again(limited: Api) -> None:
     fill_the_bucket()
     answers = empty_the_bucket(limited)
     chats = [limited.chat(stream=stream, max_tokens=1) for stream in (False, True)]
@@ -100,8 +109,8 @@ def test_limits_burst_is_429__with_when_to_come_again(limited: Api) -> None:
     assert refused
 
 
-@pytest.mark.ours
-def test_limits_probes_never_limited__not_even_while_the_bucket_is_empty(limited: Api) -> None:
+@extension
+def limits_probes_never_limited__not_even_while_the_bucket_is_empty(limited: Api) -> None:
     answers = empty_the_bucket(limited)
     probes = side_by_side(
         [lambda path=path: limited.http.get(path) for path in ("/health", "/ready", "/metrics")] * 15
@@ -111,12 +120,16 @@ def test_limits_probes_never_limited__not_even_while_the_bucket_is_empty(limited
     assert {probe.status_code for probe in probes} == {200}
 
 
-@pytest.mark.ours
-def test_limits_sdk_recovers__forty_five_calls_come_through_and_some_were_held_back(limited: Api) -> None:
+@extension
+def limits_sdk_recovers__forty_five_calls_come_through_and_some_were_held_back(limited: Api) -> None:
+    try:
+        import openai
+    except ImportError:
+        raise NotApplicable("needs the package openai") from None
     fill_the_bucket()
     statuses: list[int] = []
 
-    def count(response: httpx2.Response) -> None:
+    def count(response: Any) -> None:
         statuses.append(response.status_code)
 
     with openai.OpenAI(
@@ -132,9 +145,9 @@ def test_limits_sdk_recovers__forty_five_calls_come_through_and_some_were_held_b
     assert statuses.count(429) > 0
 
 
-@pytest.mark.ours
-@pytest.mark.timeout(180)
-def test_limits_concurrency_503__what_is_over_the_limit_is_refused_at_once(service: Api) -> None:
+@extension
+@within(180)
+def limits_concurrency_503__what_is_over_the_limit_is_refused_at_once(service: Api) -> None:
     def long_stream() -> tuple[httpx.Response, float]:
         started = time.monotonic()
         response = service.chat("Count from one to a thousand.", max_tokens=64, stream=True, ignore_eos=True)
@@ -153,9 +166,9 @@ def test_limits_concurrency_503__what_is_over_the_limit_is_refused_at_once(servi
     assert all(response.text.endswith("data: [DONE]\n\n") for response in served)
 
 
-@pytest.mark.ours
-@pytest.mark.timeout(180)
-def test_limits_full_capacity__as_many_as_the_limit_are_all_answered(service: Api) -> None:
+@extension
+@within(180)
+def limits_full_capacity__as_many_as_the_limit_are_all_answered(service: Api) -> None:
     body = {"model": service.model, "messages": [user("Count to ten.")], "max_tokens": 24}
     answers = side_by_side([lambda: service.post(CHAT, body)] * 10)
 

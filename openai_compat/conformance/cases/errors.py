@@ -7,9 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
-import pytest
 
-from tests.conformance.api import CHAT, COMPLETIONS, REFUSED, Api, contract_error, encode, error_of, user
+from openai_compat.conformance.api import (
+    CHAT,
+    COMPLETIONS,
+    REFUSED,
+    Api,
+    contract_error,
+    encode,
+    error_of,
+    user,
+)
+from openai_compat.conformance.check import extension, given, openai_api
 
 INTERNALS = re.compile(
     r'Traceback|File "|\.py\b|site-packages|0x[0-9a-f]{6,}|<class |/home/|/usr/|/root/', re.I
@@ -18,13 +27,6 @@ INTERNALS = re.compile(
 Refusal = Callable[[Api], httpx.Response]
 
 REFUSALS: dict[str, tuple[Refusal, int, str, str, str | None]] = {
-    "unknown backend": (
-        lambda api: api.chat(backend="nonsense"),
-        400,
-        "invalid_request_error",
-        "backend_not_available",
-        "backend",
-    ),
     "too long": (
         lambda api: api.chat("The sea is deep. " * 4000),
         400,
@@ -77,11 +79,20 @@ REFUSALS: dict[str, tuple[Refusal, int, str, str, str | None]] = {
     ),
 }
 
+OUR_REFUSALS = REFUSALS | {
+    "unknown backend": (
+        lambda api: api.chat(backend="nonsense"),
+        400,
+        "invalid_request_error",
+        "backend_not_available",
+        "backend",
+    ),
+}
 
-@pytest.mark.parametrize("messages", ["absent", "hello", 5, {}, [5]], ids=repr)
-def test_err_object_on_validation__the_error_object_has_a_message_and_a_type(
-    service: Api, messages: Any
-) -> None:
+
+@openai_api
+@given("messages", ["absent", "hello", 5, {}, [5]], ids=repr)
+def err_object_on_validation__the_error_object_has_a_message_and_a_type(service: Api, messages: Any) -> None:
     body = service.chat_body(messages=messages)
     if messages == "absent":
         del body["messages"]
@@ -89,30 +100,33 @@ def test_err_object_on_validation__the_error_object_has_a_message_and_a_type(
     error_of(service.post(CHAT, body))
 
 
-@pytest.mark.parametrize("name", REFUSALS)
-def test_err_code_is_string_or_null__and_so_is_param(service: Api, name: str) -> None:
+@openai_api
+@given("name", list(REFUSALS), ids=str)
+def err_code_is_string_or_null__and_so_is_param(service: Api, name: str) -> None:
     error_of(REFUSALS[name][0](service), range(400, 500))
 
 
-def test_err_empty_messages__an_empty_list_is_refused(service: Api) -> None:
+@openai_api
+def err_empty_messages__an_empty_list_is_refused(service: Api) -> None:
     error_of(service.chat(messages=[]))
 
 
-@pytest.mark.parametrize("name", REFUSALS)
-def test_err_no_internals__no_body_holds_a_traceback_a_path_or_an_address(service: Api, name: str) -> None:
+@openai_api
+@given("name", list(REFUSALS), ids=str)
+def err_no_internals__no_body_holds_a_traceback_a_path_or_an_address(service: Api, name: str) -> None:
     assert not INTERNALS.search(REFUSALS[name][0](service).text)
 
 
-@pytest.mark.ours
-@pytest.mark.parametrize("name", REFUSALS)
-def test_err_detail_and_error__both_sides_say_what_the_table_says(service: Api, name: str) -> None:
-    refusal, status, kind, code, param = REFUSALS[name]
+@extension
+@given("name", list(OUR_REFUSALS), ids=str)
+def err_detail_and_error__both_sides_say_what_the_table_says(service: Api, name: str) -> None:
+    refusal, status, kind, code, param = OUR_REFUSALS[name]
 
     contract_error(refusal(service), status, kind, code, param)
 
 
-@pytest.mark.ours
-def test_err_422_seed_form__the_entries_have_their_four_fields_and_never_echo_much(service: Api) -> None:
+@extension
+def err_422_seed_form__the_entries_have_their_four_fields_and_never_echo_much(service: Api) -> None:
     empty = service.chat(messages=[user("")])
     many = service.chat(messages=[{"role": "wizard", "content": "x" * 5000}] * 40)
 
@@ -130,18 +144,17 @@ def test_err_422_seed_form__the_entries_have_their_four_fields_and_never_echo_mu
     assert all(len(str(entry["input"])) <= 300 for entry in many.json()["detail"])
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"temperature": 9}, {"messages": "hello"}, {"max_tokens": -1}, {"stop": 5}], ids=repr
-)
-def test_err_status_before_stream__an_invalid_streaming_request_gets_its_status(
+@openai_api
+@given("wrong", [{"temperature": 9}, {"messages": "hello"}, {"max_tokens": -1}, {"stop": 5}], ids=repr)
+def err_status_before_stream__an_invalid_streaming_request_gets_its_status(
     service: Api, wrong: dict[str, Any]
 ) -> None:
     error_of(service.post(CHAT, service.chat_body(stream=True) | wrong))
     error_of(service.chat(model="nobody/has-this-model", stream=True), (404,))
 
 
-@pytest.mark.ours
-def test_err_model_and_prompt_required__the_missing_field_is_named(service: Api) -> None:
+@extension
+def err_model_and_prompt_required__the_missing_field_is_named(service: Api) -> None:
     for path, body, missing in (
         (CHAT, {"messages": [user("Hi.")]}, "model"),
         (CHAT, {"model": service.model}, "messages"),
@@ -154,8 +167,8 @@ def test_err_model_and_prompt_required__the_missing_field_is_named(service: Api)
         assert entry["type"] == "missing"
 
 
-@pytest.mark.ours
-def test_err_deep_nesting__a_body_that_no_parser_likes_is_422_and_the_server_lives(service: Api) -> None:
+@extension
+def err_deep_nesting__a_body_that_no_parser_likes_is_422_and_the_server_lives(service: Api) -> None:
     deep = b"[" * 5000 + b"]" * 5000
     in_message = encode(service.chat_body("DEEP")).replace(b'"DEEP"', deep)
 

@@ -7,9 +7,9 @@ import re
 from typing import Any
 
 import httpx
-import pytest
 
-from tests.conformance.api import CHAT, Api, contract_error, error_of, ok
+from openai_compat.conformance.api import CHAT, MAY_REFUSE, Api, contract_error, error_of, offered
+from openai_compat.conformance.check import extension, given, openai_api
 
 CITY: dict[str, Any] = {
     "type": "object",
@@ -20,7 +20,9 @@ CITY: dict[str, Any] = {
     "required": ["city", "days"],
     "additionalProperties": False,
 }
-QUESTION = "What will the weather be in Rome for the next two days? Answer with the city and the days."
+QUESTION = (
+    "What will the weather be in Rome for the next two days? Answer with the city and the days, as JSON."
+)
 
 
 def tool(name: str, parameters: dict[str, Any] = CITY) -> dict[str, Any]:
@@ -37,12 +39,9 @@ def form(schema: Any) -> dict[str, Any]:
 TOOLS = [tool("weather"), tool("time")]
 
 
-def served(response: httpx.Response) -> dict[str, Any] | None:
-    """The only choice; None where the server refuses such requests."""
-    if response.status_code != 200:
-        error_of(response)
-        return None
-    choice: dict[str, Any] = ok(response)["choices"][0]
+def served(response: httpx.Response) -> dict[str, Any]:
+    """The only choice. Raises: NotOffered."""
+    choice: dict[str, Any] = offered(response)["choices"][0]
     return choice
 
 
@@ -57,30 +56,37 @@ def meets_city(text: str) -> bool:
     )
 
 
-def test_json_object__it_gives_an_object_and_nothing_else_or_is_refused(service: Api) -> None:
+@openai_api
+def json_object__it_gives_an_object_and_nothing_else_or_is_refused(service: Api) -> None:
     choice = served(service.chat(QUESTION, response_format={"type": "json_object"}, max_tokens=200))
 
-    if choice is not None and choice["finish_reason"] == "stop":
+    if choice["finish_reason"] == "stop":
         assert isinstance(json.loads(choice["message"]["content"]), dict)
+    else:
+        assert choice["message"]["content"].lstrip().startswith("{")
 
 
-def test_json_schema__the_answer_satisfies_it_or_it_is_refused(service: Api) -> None:
+@openai_api
+def json_schema__the_answer_satisfies_it_or_it_is_refused(service: Api) -> None:
     choice = served(service.chat(QUESTION, response_format=form(CITY), max_tokens=200))
 
-    if choice is not None:
-        assert choice["finish_reason"] == "stop"
-        assert meets_city(choice["message"]["content"])
+    assert choice["finish_reason"] == "stop"
+    assert meets_city(choice["message"]["content"])
 
 
-def test_json_schema_streams__the_stream_satisfies_it_too_or_it_is_refused(service: Api) -> None:
+@openai_api
+def json_schema_streams__the_stream_satisfies_it_too_or_it_is_refused(service: Api) -> None:
     fields: dict[str, Any] = {"response_format": form(CITY), "max_tokens": 200}
-    if served(service.chat(QUESTION, **fields)) is None:
-        error_of(service.chat(QUESTION, **fields, stream=True))
-    else:
-        assert meets_city(service.stream_chat(QUESTION, **fields).text())
+    plain = service.chat(QUESTION, **fields)
+    if plain.status_code != 200:
+        error_of(service.chat(QUESTION, **fields, stream=True), MAY_REFUSE)
+
+    served(plain)
+    assert meets_city(service.stream_chat(QUESTION, **fields).text())
 
 
-@pytest.mark.parametrize(
+@openai_api
+@given(
     "schema",
     [
         {"type": "strong"},
@@ -96,18 +102,20 @@ def test_json_schema_streams__the_stream_satisfies_it_too_or_it_is_refused(servi
     ],
     ids=repr,
 )
-def test_broken_schemas__a_schema_that_is_none_is_refused(service: Api, schema: Any) -> None:
+def broken_schemas__a_schema_that_is_none_is_refused(service: Api, schema: Any) -> None:
     error_of(service.chat(QUESTION, response_format=form(schema)))
     error_of(service.chat(QUESTION, response_format=form(schema), stream=True))
     service.assert_alive()
 
 
-@pytest.mark.parametrize("value", [{"type": "json_schema"}, {"type": "xml"}, {}, "json_object", [1], 5])
-def test_broken_formats__a_format_that_is_none_is_refused(service: Api, value: Any) -> None:
+@openai_api
+@given("value", [{"type": "json_schema"}, {"type": "xml"}, {}, "json_object", [1], 5])
+def broken_formats__a_format_that_is_none_is_refused(service: Api, value: Any) -> None:
     error_of(service.chat(QUESTION, response_format=value))
 
 
-def test_huge_schemas__they_are_refused_and_the_server_lives(service: Api) -> None:
+@openai_api
+def huge_schemas__they_are_refused_and_the_server_lives(service: Api) -> None:
     deep: dict[str, Any] = {}
     for _ in range(100):
         deep = {"type": "object", "properties": {"a": deep}}
@@ -119,11 +127,13 @@ def test_huge_schemas__they_are_refused_and_the_server_lives(service: Api) -> No
     service.assert_alive()
 
 
-def test_format_text__it_changes_nothing(service: Api) -> None:
+@openai_api
+def format_text__it_changes_nothing(service: Api) -> None:
     assert service.text(response_format={"type": "text"}) == service.text()
 
 
-@pytest.mark.parametrize(
+@openai_api
+@given(
     ("choice", "names"),
     [
         ("required", {"weather", "time"}),
@@ -131,13 +141,11 @@ def test_format_text__it_changes_nothing(service: Api) -> None:
     ],
     ids=["required", "named"],
 )
-def test_tool_choice__what_must_be_called_is_called_or_refused(
-    service: Api, choice: Any, names: set[str]
-) -> None:
-    made = served(service.chat(QUESTION, tools=TOOLS, tool_choice=choice, max_tokens=200))
-    if made is None:
-        assert "tools" not in service.entry().get("capabilities", ())
-        return
+def tool_choice__what_must_be_called_is_called_or_refused(service: Api, choice: Any, names: set[str]) -> None:
+    response = service.chat(QUESTION, tools=TOOLS, tool_choice=choice, max_tokens=200)
+    if response.status_code != 200:
+        assert "tools" not in service.entry().get("capabilities", ()), response.text
+    made = served(response)
     calls = made["message"]["tool_calls"]
 
     assert made["finish_reason"] in ("tool_calls", "stop")
@@ -146,15 +154,16 @@ def test_tool_choice__what_must_be_called_is_called_or_refused(
     assert all(meets_city(call["function"]["arguments"]) for call in calls)
 
 
-def test_tool_choice_none__text_and_no_call(service: Api) -> None:
+@openai_api
+def tool_choice_none__text_and_no_call(service: Api) -> None:
     made = served(service.chat(QUESTION, tools=TOOLS, tool_choice="none"))
 
-    if made is not None:
-        assert made["message"]["content"]
-        assert not made["message"].get("tool_calls")
+    assert made["message"]["content"]
+    assert not made["message"].get("tool_calls")
 
 
-@pytest.mark.parametrize(
+@openai_api
+@given(
     "fields",
     [
         {"tools": []},
@@ -170,12 +179,12 @@ def test_tool_choice_none__text_and_no_call(service: Api) -> None:
     ],
     ids=repr,
 )
-def test_bad_tools__they_are_refused(service: Api, fields: dict[str, Any]) -> None:
+def bad_tools__they_are_refused(service: Api, fields: dict[str, Any]) -> None:
     error_of(service.chat(QUESTION, **fields))
 
 
-@pytest.mark.ours
-@pytest.mark.parametrize(
+@extension
+@given(
     ("fields", "param"),
     [
         ({"tools": TOOLS}, "tools"),
@@ -184,34 +193,31 @@ def test_bad_tools__they_are_refused(service: Api, fields: dict[str, Any]) -> No
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_the_backend_cannot_do_is_refused_by_name(
-    service: Api, fields: dict[str, Any], param: str
-) -> None:
+def what_the_backend_cannot_do_is_refused_by_name(service: Api, fields: dict[str, Any], param: str) -> None:
     response = service.chat(QUESTION, **fields)
 
     if response.status_code != 200:
         contract_error(response, 400, "invalid_request_error", "unsupported_parameter", param)
 
 
-@pytest.mark.ours
-@pytest.mark.parametrize("value", [{}, {"json": {}, "regex": "a"}, {"jsonn": {}}, {"choice": []}, "json"])
-def test_structured_outputs_of_another_shape_are_a_422(service: Api, value: Any) -> None:
+@extension
+@given("value", [{}, {"json": {}, "regex": "a"}, {"jsonn": {}}, {"choice": []}, "json"])
+def structured_outputs_of_another_shape_are_a_422(service: Api, value: Any) -> None:
     body = service.chat_body(QUESTION, structured_outputs=value)
 
     contract_error(service.post(CHAT, body), 422, "invalid_request_error", "validation_error")
 
 
-@pytest.mark.ours
-@pytest.mark.parametrize(
+@extension
+@given(
     ("outputs", "pattern"),
     [({"regex": "[0-9]{2}:[0-9]{2}"}, r"[0-9]{2}:[0-9]{2}"), ({"choice": ["yes", "no"]}, "yes|no")],
     ids=["regex", "choice"],
 )
-def test_structured_outputs_hold_the_answer_or_are_refused(
+def structured_outputs_hold_the_answer_or_are_refused(
     service: Api, outputs: dict[str, Any], pattern: str
 ) -> None:
     choice = served(service.chat(QUESTION, structured_outputs=outputs, max_tokens=40))
 
-    if choice is not None:
-        assert choice["finish_reason"] == "stop"
-        assert re.fullmatch(pattern, choice["message"]["content"])
+    assert choice["finish_reason"] == "stop"
+    assert re.fullmatch(pattern, choice["message"]["content"])

@@ -1,4 +1,4 @@
-"""The few calls that the conformance tests make again and again, and what every refusal must look like."""
+"""The few calls that the checks make again and again, and what every refusal must look like."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from tests.sse_client import StreamedAnswer, read_stream
+from openai_compat.conformance.check import NotOffered
+from openai_compat.conformance.event_stream import StreamedAnswer, read_stream
+from openai_compat.conformance.raw_http import RawConnection
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 REFUSED = (400, 422)
+MAY_REFUSE = (*REFUSED, 501)
 
 T = TypeVar("T")
 
@@ -46,11 +49,17 @@ class Api:
     def auth(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host and port, for raw sockets."""
+    def connect(self, timeout_s: float = 30) -> RawConnection:
+        """A socket to the server, for what a client library would not send."""
         parts = urlsplit(self.base_url)
-        return parts.hostname or "127.0.0.1", parts.port or 80
+        is_tls = parts.scheme == "https"
+        return RawConnection(
+            (parts.hostname or "127.0.0.1", parts.port or (443 if is_tls else 80)),
+            host=parts.netloc.rpartition("@")[2],
+            prefix=parts.path.rstrip("/"),
+            is_tls=is_tls,
+            timeout_s=timeout_s,
+        )
 
     def chat_body(self, content: Any = "Write a long story about the sea.", **fields: Any) -> dict[str, Any]:
         """A greedy chat of at most 8 tokens; `fields` replace and add."""
@@ -78,8 +87,8 @@ class Api:
         return ok(self.chat(content, **fields))
 
     def completion(self, prompt: Any = "The sea is", **fields: Any) -> dict[str, Any]:
-        """The body of a completion that must succeed."""
-        return ok(self.complete(prompt, **fields))
+        """The body of a completion that must succeed. Raises: NotOffered, where no model completes text."""
+        return ok(_offered(self.complete(prompt, **fields)))
 
     def text(self, content: Any = "Write a long story about the sea.", **fields: Any) -> str:
         """The text of a chat that must succeed."""
@@ -92,6 +101,7 @@ class Api:
         headers = {"Content-Type": "application/json"} | dict(options.pop("headers", {}))
         content = encode({**body, "stream": True})
         with self.http.stream("POST", path, content=content, headers=headers, **options) as response:
+            _offered(response)
             return read_stream(response.status_code, response.headers, response.iter_raw())
 
     def stream_chat(
@@ -125,6 +135,21 @@ def ok(response: httpx.Response) -> dict[str, Any]:
     body = json.loads(response.content, parse_constant=not_json)
     assert isinstance(body, dict)
     return body
+
+
+def offered(response: httpx.Response) -> dict[str, Any]:
+    """The body of a 200, for what OpenAI's API lets a server leave out. Raises: NotOffered for a refusal that a client
+    can read."""
+    if response.status_code in MAY_REFUSE:
+        raise NotOffered(f"{response.status_code} {error_of(response, MAY_REFUSE)['message']}")
+    return ok(response)
+
+
+def _offered(response: httpx.Response) -> httpx.Response:
+    if response.status_code == httpx.codes.NOT_IMPLEMENTED:
+        response.read()
+        raise NotOffered(f"501 {error_of(response, (501,))['message']}")
+    return response
 
 
 def not_json(name: str) -> None:

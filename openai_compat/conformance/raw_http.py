@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -18,10 +20,25 @@ class RawResponse:
 
 
 class RawConnection:
-    """One TCP connection that sends bytes as given and reads responses one after another."""
+    """One TCP connection that sends bytes as given and reads responses one after another.
 
-    def __init__(self, address: tuple[str, int], timeout_s: float = 30) -> None:
+    `host` is the value of the Host header, `prefix` what stands before each path.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        *,
+        host: str = "localhost",
+        prefix: str = "",
+        is_tls: bool = False,
+        timeout_s: float = 30,
+    ) -> None:
+        self.host = host
+        self.prefix = prefix
         self.socket = socket.create_connection(address, timeout=timeout_s)
+        if is_tls:
+            self.socket = ssl.create_default_context().wrap_socket(self.socket, server_hostname=address[0])
         self.file = self.socket.makefile("rb")
 
     def __enter__(self) -> RawConnection:
@@ -39,6 +56,13 @@ class RawConnection:
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
 
+    def head(self, method: str, path: str, headers: Mapping[str, str], version: str = "1.1") -> bytes:
+        """The head of a request to this server; one of HTTP/1.0 names no host."""
+        lines = [f"{method} {self.prefix}{path} HTTP/{version}"]
+        lines += [f"Host: {self.host}"] if version == "1.1" else []
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        return "\r\n".join([*lines, "", ""]).encode("utf-8")
+
     def request(
         self,
         method: str,
@@ -49,11 +73,10 @@ class RawConnection:
         head: bool = False,
     ) -> RawResponse:
         """Send a plain HTTP/1.1 request with a Content-Length and read its response."""
-        lines = [f"{method} {path} HTTP/1.1", "Host: localhost"]
-        lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+        sent = dict(headers or {})
         if body or method in ("POST", "PUT", "PATCH"):
-            lines.append(f"Content-Length: {len(body)}")
-        self.send("\r\n".join([*lines, "", ""]).encode("utf-8") + body)
+            sent["Content-Length"] = str(len(body))
+        self.send(self.head(method, path, sent) + body)
         return self.read(head=head or method == "HEAD")
 
     def read(self, *, head: bool = False) -> RawResponse:

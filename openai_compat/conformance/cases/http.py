@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import httpx
-import pytest
 
-from tests.conformance.api import CHAT, Api, contract_error, encode, error_of, ok
-from tests.conformance.raw_http import RawConnection, RawResponse
+from openai_compat.conformance.api import CHAT, Api, contract_error, encode, error_of, ok
+from openai_compat.conformance.check import extension, given, openai_api
+from openai_compat.conformance.raw_http import RawResponse
 
 JSON = {"Content-Type": "application/json"}
 
@@ -25,36 +25,36 @@ def raw_error(response: RawResponse, statuses: tuple[int, ...]) -> dict[str, obj
     return error
 
 
-@pytest.mark.parametrize("body", [b"null", b"[]", b'"text"', b"5", b"true", b"[{}]"])
-def test_http_body_not_an_object__it_is_refused(service: Api, body: bytes) -> None:
+@openai_api
+@given("body", [b"null", b"[]", b'"text"', b"5", b"true", b"[{}]"])
+def http_body_not_an_object__it_is_refused(service: Api, body: bytes) -> None:
     error_of(service.post(CHAT, body))
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"   ", b"\n", b'{"model": "x"', b"{", b"}", b"{}{}", b"{} x", b"{'a': 1}", b"\xff\xfe"]
-)
-def test_http_body_truncated_or_empty__it_is_refused(service: Api, body: bytes) -> None:
+@openai_api
+@given("body", [b"", b"   ", b"\n", b'{"model": "x"', b"{", b"}", b"{}{}", b"{} x", b"{'a': 1}", b"\xff\xfe"])
+def http_body_truncated_or_empty__it_is_refused(service: Api, body: bytes) -> None:
     error_of(service.post(CHAT, body))
 
 
-@pytest.mark.parametrize(
-    "kind", ["text/plain", "application/xml", "multipart/form-data", "", "nonsense", "a/b/c"]
-)
-def test_http_other_content_types__they_are_refused_or_work(service: Api, kind: str) -> None:
+@openai_api
+@given("kind", ["text/plain", "application/xml", "multipart/form-data", "", "nonsense", "a/b/c"])
+def http_other_content_types__they_are_refused_or_work(service: Api, kind: str) -> None:
     response = service.post(CHAT, service.chat_body(max_tokens=1), headers={"Content-Type": kind})
 
     assert response.status_code == 200 or 400 <= response.status_code < 500
 
 
-def test_http_other_content_types__none_at_all_is_refused_or_works(service: Api) -> None:
-    with RawConnection(service.address) as connection:
+@openai_api
+def http_other_content_types__none_at_all_is_refused_or_works(service: Api) -> None:
+    with service.connect() as connection:
         response = connection.request("POST", CHAT, encode(service.chat_body(max_tokens=1)), service.auth)
 
     assert response.status == 200 or 400 <= response.status < 500
 
 
-@pytest.mark.ours
-def test_http_content_type_rule__json_in_any_spelling_and_nothing_else(service: Api) -> None:
+@extension
+def http_content_type_rule__json_in_any_spelling_and_nothing_else(service: Api) -> None:
     body = service.chat_body(max_tokens=1)
     spellings = (
         "application/json",
@@ -73,28 +73,23 @@ def test_http_content_type_rule__json_in_any_spelling_and_nothing_else(service: 
             "invalid_request_error",
             "unsupported_media_type",
         )
-    with RawConnection(service.address) as connection:
+    with service.connect() as connection:
         assert connection.request("POST", CHAT, encode(body), service.auth).status == 200
 
 
-@pytest.mark.ours
-def test_http_413_before_reading__a_large_length_is_refused_before_the_body_is_sent(service: Api) -> None:
-    with RawConnection(service.address, timeout_s=10) as connection:
-        authorization = "".join(f"{name}: {value}\r\n" for name, value in service.auth.items())
-        connection.send(
-            f"POST {CHAT} HTTP/1.1\r\nHost: x\r\n{authorization}Content-Type: application/json\r\n"
-            "Content-Length: 99999999\r\n\r\n".encode()
-        )
+@extension
+def http_413_before_reading__a_large_length_is_refused_before_the_body_is_sent(service: Api) -> None:
+    with service.connect(timeout_s=10) as connection:
+        connection.send(connection.head("POST", CHAT, headers_of(service, Content_Length="99999999")))
         error = raw_error(connection.read(), (413,))
 
     assert error["code"] == "request_too_large"
 
 
-@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "PATCH"])
-@pytest.mark.parametrize("path", ["/nothing", "/v1/nothing", "/v2/chat/completions", "/v1/chat", "/v1"])
-def test_http_unknown_path__it_is_404_with_json_whatever_the_method(
-    service: Api, method: str, path: str
-) -> None:
+@openai_api
+@given("method", ["GET", "POST", "PUT", "DELETE", "PATCH"])
+@given("path", ["/nothing", "/v1/nothing", "/v2/chat/completions", "/v1/chat", "/v1"])
+def http_unknown_path__it_is_404_with_json_whatever_the_method(service: Api, method: str, path: str) -> None:
     error_of(service.http.request(method, path), (404,))
 
 
@@ -110,10 +105,9 @@ WRONG_METHODS = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "right"), WRONG_METHODS)
-def test_http_wrong_method__it_is_405_with_allow_or_404(
-    service: Api, method: str, path: str, right: str
-) -> None:
+@openai_api
+@given(("method", "path", "right"), WRONG_METHODS)
+def http_wrong_method__it_is_405_with_allow_or_404(service: Api, method: str, path: str, right: str) -> None:
     response = service.http.request(method, path)
 
     error_of(response, (404, 405))
@@ -121,9 +115,9 @@ def test_http_wrong_method__it_is_405_with_allow_or_404(
         assert right in response.headers["allow"].replace(" ", "").split(",")
 
 
-@pytest.mark.ours
-@pytest.mark.parametrize(("method", "path", "right"), WRONG_METHODS)
-def test_http_404_405_bodies__both_carry_the_two_sided_body(
+@extension
+@given(("method", "path", "right"), WRONG_METHODS)
+def http_404_405_bodies__both_carry_the_two_sided_body(
     service: Api, method: str, path: str, right: str
 ) -> None:
     wrong = service.http.request(method, path)
@@ -133,11 +127,11 @@ def test_http_404_405_bodies__both_carry_the_two_sided_body(
     contract_error(service.http.request(method, "/v1/nothing"), 404, "invalid_request_error", "not_found")
 
 
-@pytest.mark.ours
-@pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models", "/v1/backends", "/v1/info", "/metrics"])
-def test_http_head__it_answers_as_get_without_a_body(service: Api, path: str) -> None:
+@extension
+@given("path", ["/health", "/ready", "/v1/models", "/v1/backends", "/v1/info", "/metrics"])
+def http_head__it_answers_as_get_without_a_body(service: Api, path: str) -> None:
     get = service.http.get(path)
-    with RawConnection(service.address) as connection:
+    with service.connect() as connection:
         head = connection.request("HEAD", path, headers=service.auth)
         following = connection.request("GET", "/ready", headers=service.auth)
 
@@ -146,18 +140,19 @@ def test_http_head__it_answers_as_get_without_a_body(service: Api, path: str) ->
     assert following.status == 200
 
 
-@pytest.mark.ours
-def test_http_trailing_and_double_slash__they_are_answered_directly(service: Api) -> None:
+@extension
+def http_trailing_and_double_slash__they_are_answered_directly(service: Api) -> None:
     for path in ("/v1/models/", "//v1/models", "/v1//models", "/health/", "//ready", "/v1/backends//"):
-        with RawConnection(service.address) as connection:
+        with service.connect() as connection:
             assert connection.request("GET", path, headers=service.auth).status == 200, path
     for path in (CHAT + "/", "/v1//chat//completions", "//v1/chat/completions"):
-        with RawConnection(service.address) as connection:
+        with service.connect() as connection:
             body = encode(service.chat_body(max_tokens=1))
             assert connection.request("POST", path, body, headers_of(service)).status == 200, path
 
 
-def test_http_preflight_without_key__options_needs_no_token(guarded: Api) -> None:
+@openai_api
+def http_preflight_without_key__options_needs_no_token(guarded: Api) -> None:
     for path in (CHAT, "/v1/models", "/health"):
         response = httpx.options(
             guarded.base_url + path,
@@ -190,15 +185,15 @@ def every_kind(api: Api, headers: dict[str, str]) -> list[httpx.Response]:
     ]
 
 
-@pytest.mark.ours
-def test_http_request_id_echoed__a_well_formed_one_comes_back_unchanged(service: Api) -> None:
+@extension
+def http_request_id_echoed__a_well_formed_one_comes_back_unchanged(service: Api) -> None:
     for request_id in ("a", "Trace-1.2_3", "x" * 128):
         for response in every_kind(service, {"X-Request-ID": request_id}):
             assert response.headers["x-request-id"] == request_id, response.status_code
 
 
-@pytest.mark.ours
-def test_http_request_id_minted__every_response_gets_a_fresh_one(service: Api) -> None:
+@extension
+def http_request_id_minted__every_response_gets_a_fresh_one(service: Api) -> None:
     minted = [response.headers["x-request-id"] for response in every_kind(service, {})]
     for malformed in ("x" * 129, "two words", "semi;colon", ""):
         for response in every_kind(service, {"X-Request-ID": malformed})[-3:]:
@@ -209,8 +204,8 @@ def test_http_request_id_minted__every_response_gets_a_fresh_one(service: Api) -
     assert len(set(minted)) == len(minted)
 
 
-@pytest.mark.ours
-def test_http_completion_headers__the_backend_and_two_times_are_told(service: Api) -> None:
+@extension
+def http_completion_headers__the_backend_and_two_times_are_told(service: Api) -> None:
     responses = [service.chat(max_tokens=1), service.complete(max_tokens=1), service.chat(stream=True)]
 
     for response in responses:
@@ -230,37 +225,38 @@ SMALL_4XX = [
 ]
 
 
-def test_http_keep_alive_after_4xx__the_connection_stays_in_step(service: Api) -> None:
+@openai_api
+def http_keep_alive_after_4xx__the_connection_stays_in_step(service: Api) -> None:
     for method, path, body in SMALL_4XX:
-        with RawConnection(service.address) as connection:
+        with service.connect() as connection:
             refused = connection.request(method, path, body, headers_of(service))
             assert 400 <= refused.status < 500
             if refused.headers.get("connection", "").lower() == "close":
                 continue
-            assert connection.request("GET", "/health", headers=service.auth).status == 200
+            assert connection.request("GET", "/v1/models", headers=service.auth).status == 200
 
 
-@pytest.mark.ours
-def test_http_keep_alive_kept__a_small_4xx_does_not_cost_the_connection(service: Api) -> None:
-    with RawConnection(service.address) as connection:
+@extension
+def http_keep_alive_kept__a_small_4xx_does_not_cost_the_connection(service: Api) -> None:
+    with service.connect() as connection:
         for method, path, body in SMALL_4XX:
             refused = connection.request(method, path, body, headers_of(service))
             assert 400 <= refused.status < 500
             assert refused.headers.get("connection", "").lower() != "close"
 
 
-@pytest.mark.parametrize("stream", [None, False, True], ids=["get", "plain", "stream"])
-def test_http_10_client__its_answer_is_not_chunked_and_the_connection_closes(
+@openai_api
+@given("stream", [None, False, True], ids=["get", "plain", "stream"])
+def http_10_client__its_answer_is_not_chunked_and_the_connection_closes(
     service: Api, stream: bool | None
 ) -> None:
-    authorization = "".join(f"{name}: {value}\r\n" for name, value in service.auth.items())
-    request = f"GET /health HTTP/1.0\r\n{authorization}\r\n".encode()
-    if stream is not None:
-        body = encode(service.chat_body(max_tokens=2, stream=stream))
-        head = f"POST {CHAT} HTTP/1.0\r\n{authorization}Content-Type: application/json\r\n"
-        request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-    with RawConnection(service.address) as connection:
-        connection.send(request)
+    with service.connect() as connection:
+        if stream is None:
+            connection.send(connection.head("GET", "/v1/models", service.auth, version="1.0"))
+        else:
+            body = encode(service.chat_body(max_tokens=2, stream=stream))
+            headers = headers_of(service, Content_Length=str(len(body)))
+            connection.send(connection.head("POST", CHAT, headers, version="1.0") + body)
         response = connection.read()
         closed = connection.at_end
 
@@ -274,16 +270,13 @@ def test_http_10_client__its_answer_is_not_chunked_and_the_connection_closes(
         assert isinstance(json.loads(response.body), dict)
 
 
-def test_http_chunked_request__extensions_and_a_split_character_are_read(service: Api) -> None:
+@openai_api
+def http_chunked_request__extensions_and_a_split_character_are_read(service: Api) -> None:
     body = json.dumps(service.chat_body("Say 海 and 🐙.", max_tokens=2), ensure_ascii=False).encode()
     cut = body.index("🐙".encode()) + 2
     parts = [body[:10], body[10:cut], body[cut:]]
-    authorization = "".join(f"{name}: {value}\r\n" for name, value in service.auth.items())
-    with RawConnection(service.address) as connection:
-        connection.send(
-            f"POST {CHAT} HTTP/1.1\r\nHost: x\r\n{authorization}Content-Type: application/json\r\n"
-            "Transfer-Encoding: chunked\r\n\r\n".encode()
-        )
+    with service.connect() as connection:
+        connection.send(connection.head("POST", CHAT, headers_of(service, Transfer_Encoding="chunked")))
         for part in parts:
             connection.send(f"{len(part):x};name=value\r\n".encode() + part + b"\r\n")
         connection.send(b"0\r\n\r\n")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
-
-from tests.conformance.api import Api, error_of
-from tests.conformance.raw_http import RawConnection
+from openai_compat.conformance.api import Api, error_of
+from openai_compat.conformance.check import extension, given, openai_api
 
 SAMPLE = re.compile(
     r'^[a-zA-Z_:][a-zA-Z0-9_:]*(\{([a-zA-Z_][a-zA-Z0-9_]*="(\\.|[^"\\])*",?)*\})? '
@@ -17,9 +15,9 @@ SAMPLE = re.compile(
 COMMENT = re.compile(r"^# (HELP|TYPE|EOF|UNIT)( .*)?$")
 
 
-@pytest.mark.ours
-@pytest.mark.parametrize("field", ["api_base", "base_url", "api_key"])
-def test_sec_body_credentials_refused__they_are_never_taken_in_silence(service: Api, field: str) -> None:
+@extension
+@given("field", ["api_base", "base_url", "api_key"])
+def sec_body_credentials_refused__they_are_never_taken_in_silence(service: Api, field: str) -> None:
     for response in (
         service.chat(**{field: "http://127.0.0.1:1/v1"}),
         service.complete(**{field: "http://127.0.0.1:1/v1"}),
@@ -30,7 +28,8 @@ def test_sec_body_credentials_refused__they_are_never_taken_in_silence(service: 
             error_of(response, (400, 422))
 
 
-@pytest.mark.parametrize(
+@openai_api
+@given(
     "url",
     [
         "file:///etc/passwd",
@@ -44,7 +43,7 @@ def test_sec_body_credentials_refused__they_are_never_taken_in_silence(service: 
     ],
     ids=repr,
 )
-def test_sec_image_urls__they_are_refused_with_no_files_contents(service: Api, url: Any) -> None:
+def sec_image_urls__they_are_refused_with_no_files_contents(service: Api, url: Any) -> None:
     parts = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": url}}]
     response = service.chat(parts)
 
@@ -52,7 +51,8 @@ def test_sec_image_urls__they_are_refused_with_no_files_contents(service: Api, u
     assert "root:" not in response.text
 
 
-@pytest.mark.parametrize(
+@openai_api
+@given(
     "path",
     [
         "/../../../../etc/passwd",
@@ -67,8 +67,8 @@ def test_sec_image_urls__they_are_refused_with_no_files_contents(service: Api, u
         "/v1/models/%252e%252e%252fetc%252fpasswd",
     ],
 )
-def test_sec_path_traversal__no_file_is_served_and_nothing_breaks(service: Api, path: str) -> None:
-    with RawConnection(service.address) as connection:
+def sec_path_traversal__no_file_is_served_and_nothing_breaks(service: Api, path: str) -> None:
+    with service.connect() as connection:
         response = connection.request("GET", path, headers=service.auth)
 
     assert 400 <= response.status < 500
@@ -85,8 +85,8 @@ def samples(service: Api) -> dict[str, float]:
     return found
 
 
-@pytest.mark.ours
-def test_sec_metrics_text__it_is_prometheus_text_and_counts_the_requests(service: Api) -> None:
+@extension
+def sec_metrics_text__it_is_prometheus_text_and_counts_the_requests(service: Api) -> None:
     before = samples(service)
     for _ in range(3):
         service.assert_alive()
@@ -110,15 +110,15 @@ def test_sec_metrics_text__it_is_prometheus_text_and_counts_the_requests(service
     assert counted
 
 
-@pytest.mark.ours
-def test_sec_metrics_labels_bounded__what_callers_make_up_leaves_no_trace(service: Api) -> None:
+@extension
+def sec_metrics_labels_bounded__what_callers_make_up_leaves_no_trace(service: Api) -> None:
     samples(service)
     for number in range(20):
         service.chat(model=f"made-up-model-{number}")
     for number in range(5):
         service.http.get(f"/made-up-path-{number}")
         service.http.get(f"/v1/models/made-up-id-{number}")
-    with RawConnection(service.address) as connection:
+    with service.connect() as connection:
         connection.request("MADEUP", "/v1/models", headers=service.auth)
 
     assert not re.search("made-?up", service.http.get("/metrics").text, re.I)

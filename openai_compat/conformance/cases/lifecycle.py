@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import pytest
-
-from tests.conformance.api import CHAT, Api, contract_error, encode, ok, side_by_side
-from tests.conformance.raw_http import RawConnection
+from openai_compat.conformance.api import CHAT, Api, contract_error, encode, ok, side_by_side
+from openai_compat.conformance.check import extension, openai_api, within
 
 LONG = "Count from one to a thousand."
 
@@ -17,11 +16,10 @@ LONG = "Count from one to a thousand."
 def leave(api: Api, number: int, *, stream: bool, after_bytes: int) -> None:
     """Start that many long answers and close every connection, after its first bytes or while it waits."""
     body = encode(api.chat_body(LONG, max_tokens=1000, ignore_eos=True, stream=stream))
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    head += "".join(f"{name}: {value}\r\n" for name, value in api.auth.items())
-    connections = [RawConnection(api.address) for _ in range(number)]
+    headers = api.auth | {"Content-Type": "application/json", "Content-Length": str(len(body))}
+    connections = [api.connect() for _ in range(number)]
     for connection in connections:
-        connection.send(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        connection.send(connection.head("POST", CHAT, headers) + body)
     if after_bytes:
         for connection in connections:
             assert connection.file.read(after_bytes).startswith(b"HTTP/1.1 200")
@@ -39,23 +37,26 @@ def assert_full_capacity_soon(api: Api) -> None:
     assert [answer.status_code for answer in answers] == [200] * 10
 
 
-@pytest.mark.timeout(120)
-def test_life_disconnect_streaming__six_that_leave_mid_stream_free_their_slots(service: Api) -> None:
+@openai_api
+@within(120)
+def life_disconnect_streaming__six_that_leave_mid_stream_free_their_slots(service: Api) -> None:
     for _ in range(2):
         leave(service, 6, stream=True, after_bytes=900)
 
     assert_full_capacity_soon(service)
 
 
-@pytest.mark.timeout(120)
-def test_life_disconnect_not_streaming__six_that_leave_while_waiting_free_their_slots(service: Api) -> None:
+@openai_api
+@within(120)
+def life_disconnect_not_streaming__six_that_leave_while_waiting_free_their_slots(service: Api) -> None:
     leave(service, 6, stream=False, after_bytes=0)
 
     assert_full_capacity_soon(service)
 
 
-@pytest.mark.timeout(120)
-def test_life_streams_side_by_side__four_streams_and_four_plain_answers_are_complete(service: Api) -> None:
+@openai_api
+@within(120)
+def life_streams_side_by_side__four_streams_and_four_plain_answers_are_complete(service: Api) -> None:
     def streamed() -> tuple[str, bool]:
         answer = service.stream_chat(LONG, max_tokens=16)
         assert answer.of(0)[0]["delta"]["role"] == "assistant"
@@ -76,24 +77,26 @@ def change(api: Api, action: str, **fields: Any) -> Any:
     return api.post(f"/v1/models/{action}", body)
 
 
-@pytest.fixture
-def loaded_again(service: Api) -> Iterator[None]:
-    """The model is loaded when the test begins and when it is over."""
-    ok(change(service, "load"))
-    yield
-    ok(change(service, "load"))
+@contextmanager
+def loaded_again(api: Api) -> Iterator[None]:
+    """The model is loaded when the block begins and when it is over."""
+    ok(change(api, "load"))
+    try:
+        yield
+    finally:
+        ok(change(api, "load"))
 
 
-@pytest.mark.ours
-@pytest.mark.timeout(120)
-@pytest.mark.usefixtures("loaded_again")
-def test_life_unload_then_autoload__an_unloaded_model_comes_back_with_the_next_chat(service: Api) -> None:
+@extension
+@within(120)
+def life_unload_then_autoload__an_unloaded_model_comes_back_with_the_next_chat(service: Api) -> None:
     backend = service.entry()["backend"]
-    first = ok(change(service, "unload"))
-    shown = service.entry()["loaded"]
-    ready = service.http.get("/ready").status_code
-    second = ok(change(service, "unload"))
-    answer = service.text()
+    with loaded_again(service):
+        first = ok(change(service, "unload"))
+        shown = service.entry()["loaded"]
+        ready = service.http.get("/ready").status_code
+        second = ok(change(service, "unload"))
+        answer = service.text()
 
     assert {"success": True, "model": service.model, "backend": backend}.items() <= first.items()
     assert first["message"]
@@ -102,14 +105,13 @@ def test_life_unload_then_autoload__an_unloaded_model_comes_back_with_the_next_c
     assert service.entry()["loaded"] is True
 
 
-@pytest.mark.ours
-@pytest.mark.usefixtures("loaded_again")
-def test_life_unload_unknown__it_is_404_and_the_loaded_model_stays(service: Api) -> None:
+@extension
+def life_unload_unknown__it_is_404_and_the_loaded_model_stays(service: Api) -> None:
     names = ("nobody/has-this-model", "../../etc/passwd", "/etc/passwd", "http://127.0.0.1:1/model.gguf")
-    for action in ("unload", "load"):
-        for name in names:
-            contract_error(
-                change(service, action, model=name), 404, "invalid_request_error", "model_not_found"
-            )
+    with loaded_again(service):
+        for action in ("unload", "load"):
+            for name in names:
+                refused = change(service, action, model=name)
+                contract_error(refused, 404, "invalid_request_error", "model_not_found")
 
     assert service.entry()["loaded"] is True
