@@ -12,6 +12,7 @@ from typing_extensions import override
 from backends.errors import BackendFailed
 from backends.loader import LoadedModel, ModelLoader
 from backends.pool import Limits, PooledBackend
+from backends.residency import Row
 from backends.types import (
     ChoiceFinished,
     EventBatch,
@@ -190,6 +191,11 @@ class Bench:
         if self._pool is None:
             self._pool = PooledBackend(self.loader, clock=self.clock, **self.options)
         return self._pool
+
+    @property
+    def rows(self) -> dict[str, Row]:
+        """What the pool knows of each card."""
+        return self.pool._residents.rows
 
     async def use(self, name: str) -> list[EventBatch]:
         async with asyncio.timeout(5), aclosing(self.pool.generate(request(name))) as batches:

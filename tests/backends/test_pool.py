@@ -51,7 +51,7 @@ async def test_a_preload_that_failed_shows_and_is_tried_again_without_a_request(
     bench.loader.add("m")
     bench.loader.errors["m"] = UnusableModel("The file is truncated")
     await bench.pool.start()
-    await bench.until(lambda: bench.pool._entries["m"].state == "failed")
+    await bench.until(lambda: bench.rows["m"].state == "failed")
     failed = await bench.pool.health()
     del bench.loader.errors["m"]
     await settle()
@@ -169,9 +169,9 @@ async def test_nothing_is_remembered_of_requests_that_ended(bench: Bench):
     await generator.aclose()
 
     assert bench.pool._tickets == {}
-    assert bench.pool._entries["m"].in_use == 0
+    assert bench.rows["m"].in_use == 0
     assert await bench.pool.count_tokens("m", TextPrompt(text="x")) == 3
-    assert bench.pool._entries["m"].in_use == 0
+    assert bench.rows["m"].in_use == 0
 
 
 # Any order of events
@@ -203,14 +203,14 @@ def test_whatever_happens_the_limits_hold_and_every_request_ends(steps: list[tup
             else:
                 await bench.clock.advance(3)
             await asyncio.sleep(0)
-            in_memory = [e for e in bench.pool._entries.values() if e.reserved]
+            in_memory = [e for e in bench.rows.values() if e.reserved]
             assert len(in_memory) <= most
             assert sum(e.size_bytes for e in in_memory) <= 4 * GIB
         ends = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(not isinstance(end, Exception) or isinstance(end, Conflict) for end in ends), [
             end for end in ends if isinstance(end, Exception)
         ]
-        assert all(entry.in_use == 0 for entry in bench.pool._entries.values())
+        assert all(entry.in_use == 0 for entry in bench.rows.values())
         assert bench.pool._tickets == {}
         await bench.pool.aclose()
         assert all(model.closed for model in bench.loader.models)

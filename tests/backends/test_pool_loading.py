@@ -22,7 +22,7 @@ async def test_many_requests_share_one_load(bench: Bench):
     tasks = [bench.using("m") for _ in range(20)]
     await bench.until(lambda: bench.loader.loads == ["m"])
     waiting = await bench.status("m")
-    in_use = bench.pool._entries["m"].resident().busy  # so nothing can evict it before they have begun
+    in_use = bench.rows["m"].resident().busy  # so nothing can evict it before they have begun
     gate.set()
     answers = await asyncio.gather(*tasks)
 

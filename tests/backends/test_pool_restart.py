@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from backends.errors import BackendFailed, BackendUnavailable
-from backends.pool import STEADY_S
+from backends.residents import STEADY_S
 from tests.backends.clocks import settle
 from tests.backends.pool_bench import Bench
 
@@ -115,7 +115,7 @@ async def test_a_restart_that_fails_is_tried_again_without_a_request(bench: Benc
     await bench.load("m")
     bench.loader.errors["m"] = BackendFailed("No device")
     bench.loader.last("m").die()
-    await bench.until(lambda: bench.pool._entries["m"].failures == 1)
+    await bench.until(lambda: bench.rows["m"].failures == 1)
     failed = await bench.pool.health()
     del bench.loader.errors["m"]
     await settle()
@@ -133,7 +133,7 @@ async def test_an_unload_ends_a_restart(bench: Bench):
     await bench.load("m")
     bench.loader.last("m").close_gate = closing = asyncio.Event()
     bench.loader.last("m").die()
-    await bench.until(lambda: bench.pool._entries["m"].restarting)
+    await bench.until(lambda: bench.rows["m"].restarting)
     unload = asyncio.create_task(bench.pool.unload("m"))
     await settle()
     closing.set()

@@ -34,7 +34,7 @@ async def test_memory_is_free_before_the_next_load_begins():
     await bench.use("a")
     closing = bench.loader.last("a").close_gate = asyncio.Event()
     task = bench.using("b")
-    await bench.until(lambda: bench.pool._entries["a"].state == "unloading")
+    await bench.until(lambda: bench.rows["a"].state == "unloading")
     await settle()
     before = list(bench.loader.loads)
     closing.set()
