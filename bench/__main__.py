@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import console
 from bench.aborts import ABORTS
 from bench.compare import COMPARE, COMPARE_PYTHON
 from bench.control import CONTROL
@@ -193,4 +194,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console.run(main)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+import console
 from loadtests.report import Report, write_report
 from loadtests.run import Options, run_workload
 from loadtests.section import WorkloadError
@@ -31,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (WorkloadError, TargetError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_UNUSABLE
+    except BrokenPipeError:
+        raise  # nobody reads what is printed: `console` ends that
     except (OSError, ValueError) as error:
         print(f"error: no report could be made: {error}", file=sys.stderr)
         return EXIT_UNUSABLE
@@ -172,4 +175,4 @@ def _report(options: argparse.Namespace) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this ends what it has started
-    sys.exit(main())
+    console.run(main)

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+import console
 from models.card import BACKEND_KINDS, FileSource, HubSource, ModelCard, PackageSource
 from models.catalogue import Catalogue, CatalogueError, schema_text
 from models.convert import convert, is_convertible
@@ -313,4 +314,4 @@ def _complain(message: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console.run(main)

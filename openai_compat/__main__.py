@@ -13,6 +13,8 @@ import secrets
 import sys
 from collections.abc import Sequence
 
+import console
+
 NEW_BYTES = 32
 
 
@@ -78,4 +80,4 @@ def hash_token(*, new: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console.run(main)
