@@ -171,26 +171,22 @@ class SeriesFiles:
 def merge_texts(texts: Iterable[bytes]) -> bytes:
     """Several texts as one: each family once, with the first HELP and TYPE and everybody's samples.
 
-    Repeated families are what a scraper refuses, and two runners of one kind export the same ones.
+    Repeated families are what a scraper refuses, and runners of one kind, and engines of one runner, export the same
+    ones.
     """
-    heads: dict[bytes, list[bytes]] = {}
+    heads: dict[bytes, dict[bytes, bytes]] = {}
     samples: dict[bytes, list[bytes]] = {}
     for text in texts:
         family = b""
-        fresh: set[bytes] = set()
         for line in text.splitlines():
             if line.startswith((b"# HELP ", b"# TYPE ")):
-                family = line.split(b" ", 3)[2]
-                if family not in heads:
-                    heads[family] = []
-                    fresh.add(family)
-                if family in fresh:
-                    heads[family].append(line)
+                kind, family = line.split(b" ", 3)[1:3]
+                heads.setdefault(family, {}).setdefault(kind, line)
             elif line and not line.startswith(b"#"):
                 samples.setdefault(family, []).append(line)
     lines = [*samples.pop(b"", [])]
     for family, head in heads.items():
-        lines += head
+        lines += head.values()
         lines += samples.get(family, [])
     return b"".join(line + b"\n" for line in lines)
 

@@ -31,7 +31,7 @@ UNKNOWN = "unknown"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _REASONS = frozenset({"stop", "length", "tool_calls", "content_filter"})
 _KINDS = frozenset({"llamacpp", "vllm", "litellm", "fake"})
-_REFUSALS = frozenset({401, 413, 415, 422, 429, 503})
+_REFUSALS = frozenset({401, 408, 413, 415, 422, 429, 503})
 _MAX_MODELS = 1000
 _MAX_PRINCIPALS = 1000
 """Beside the file's names of now, those it had before keep their series."""

@@ -21,6 +21,7 @@ from backends.base import Backend
 from backends.clock import Clock, MonotonicClock
 from backends.embedding import EmbeddingRequest, Embeddings, Ranking, RerankRequest
 from backends.errors import BackendError, BackendUnavailable, Draining, Overloaded
+from backends.runner.exposition import labelled
 from backends.tokenizing import DetokenizeRequest, TokenizeRequest, Tokens
 from backends.types import (
     BackendHealth,
@@ -184,9 +185,10 @@ class RunnerReplicas(Backend):
 
     @override
     async def metrics(self) -> bytes:
-        """Those of a single runner. Several would give the same series twice: a scraper asks them one by one."""
-        replicas = list(self._replicas.values())
-        return await replicas[0].backend.metrics() if len(replicas) == 1 else b""
+        """Those of every runner, each sample with its runner's address. One that does not answer is left out."""
+        replicas = dict(self._replicas)
+        texts = await asyncio.gather(*(replica.backend.metrics() for replica in replicas.values()))
+        return b"".join(map(labelled, texts, replicas))
 
     @override
     async def aclose(self) -> None:

@@ -86,7 +86,7 @@ class Runner(Backend):
 
     @override
     async def metrics(self) -> bytes:
-        return b"series"
+        return b'# TYPE up gauge\nup 1\nbusy{model="a b"} 2\nidle{} 3\n' if self.report.healthy else b""
 
     @override
     async def aclose(self) -> None:
@@ -333,6 +333,30 @@ async def test_a_model_counts_as_loaded_where_every_runner_has_it() -> None:
     (status,) = (await place.backend.health()).models
 
     assert (status.state, status.running) == ("loading", 3)
+
+
+async def test_the_metrics_of_every_runner_name_it() -> None:
+    place = Place("10.0.0.1", "[::1]")
+    await place.known()
+
+    text = await place.backend.metrics()
+
+    assert text.count(b"# TYPE up gauge") == 2
+    for name in (b"10.0.0.1", b"[::1]"):
+        assert b'up{runner="%b"} 1\n' % name in text
+        assert b'busy{runner="%b",model="a b"} 2\n' % name in text
+        assert b'idle{runner="%b"} 3\n' % name in text
+
+
+async def test_one_runner_is_named_too_and_a_silent_one_left_out() -> None:
+    place = Place("10.0.0.1", "10.0.0.2")
+    first, _ = await place.known()
+    first.report = BackendHealth(healthy=False)
+
+    text = await place.backend.metrics()
+
+    assert b"10.0.0.1" not in text
+    assert b'up{runner="10.0.0.2"} 1\n' in text
 
 
 async def test_a_single_call_goes_elsewhere_too() -> None:

@@ -176,12 +176,14 @@ def test_a_model_added_later_gets_its_own_label(tmp_path: Path) -> None:
 
 
 def test_refusals_are_counted_by_their_code(metrics: Metrics) -> None:
-    for status, code in ((429, "rate_limit_exceeded"), (429, "rate_limit_exceeded"), (500, "backend_error")):
+    refusals = ((429, "rate_limit_exceeded"), (429, "rate_limit_exceeded"), (408, "timeout"))
+    for status, code in (*refusals, (500, "backend_error")):
         made = record(status=status)
         made.error_code = code
         metrics.request_ended(made)
 
     assert value(metrics, "llm:rejections_total", reason="rate_limit_exceeded") == 2
+    assert value(metrics, "llm:rejections_total", reason="timeout") == 1
     assert value(metrics, "llm:rejections_total", reason="backend_error") is None
 
 
@@ -292,6 +294,13 @@ def test_runners_texts_are_merged_by_family() -> None:
         ("x", frozenset({("runner", "1")})): 5.0,
         ("x", frozenset({("runner", "2")})): 6.0,
     }
+
+
+def test_families_that_one_text_repeats_stand_once() -> None:
+    engine = b'# HELP x Things.\n# TYPE x gauge\nx{model="%b"} 1\n'
+    text = merge_texts([engine % b"a" + engine % b"b"])
+
+    assert text == b'# HELP x Things.\n# TYPE x gauge\nx{model="a"} 1\nx{model="b"} 1\n'
 
 
 def test_a_runner_that_says_nothing_costs_nothing() -> None:
