@@ -38,6 +38,7 @@ from models.catalogue import Catalogue, CatalogueError
 from openai_compat.access_log import open_access_log
 from openai_compat.app import create_app
 from openai_compat.config import WireConfig
+from openai_compat.media.limits import MediaLimits
 from preflight import (
     check_callers,
     check_can_serve,
@@ -279,6 +280,16 @@ gateway_app = create_app(
         queue_timeout_s=settings.queue_timeout_s,
         max_concurrent_embeddings=settings.max_concurrent_embeddings,
         max_body_bytes=settings.max_body_bytes,
+        media=MediaLimits(
+            allow=settings.media_allow,
+            max_images=settings.media_max_images,
+            max_bytes=settings.media_max_bytes,
+            max_pixels=settings.media_max_pixels,
+            max_frames=settings.media_max_frames,
+            timeout_s=settings.media_timeout_s,
+            max_fetches=settings.media_max_fetches,
+            max_total_bytes=settings.max_body_bytes,
+        ),
         request_timeout_s=settings.request_timeout_s,
         backstop_s=args.gateway.timeout,
         first_token_timeout_s=settings.first_token_timeout_s,

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from openai_compat.media.limits import MediaLimits
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WireConfig:
@@ -48,6 +50,8 @@ class WireConfig:
     """Embedding, rerank and score requests that run at once; none waits."""
 
     max_body_bytes: int = 16 * 1024 * 1024
+    media: MediaLimits = field(default_factory=MediaLimits)
+    """How much a request's pictures may be, and where they may come from."""
     request_timeout_s: float = 300.0
     """The whole request, received to last byte."""
     backstop_s: float | None = None

@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, SecretStr
@@ -91,6 +91,40 @@ def networks(value: object) -> object:
     if not isinstance(found, tuple):
         return found
     return tuple(str(ipaddress.ip_network(item, strict=False)) for item in found)
+
+
+_HOST = re.compile(r"(?:\*|(?:\*\.)?(?![\d.]+(?::|$))[a-z0-9](?:[a-z0-9._-]{0,251}[a-z0-9])?)(?::[0-9]{1,5})?")
+_NOT_FETCHED: Final = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        *("0.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4"),
+        *("::/128", "::ffff:0:0/96", "fe80::/10", "ff00::/8"),
+    )
+)
+"""What no operator means: the metadata of clouds, many hosts at once, none."""
+
+
+def media_hosts(value: object) -> object:
+    """Hosts, in lower case, and addresses in their shortest form, in brackets where they have colons."""
+    found = items(value)
+    return tuple(map(_media_host, found)) if isinstance(found, tuple) else found
+
+
+def _media_host(item: str) -> str:
+    host, port = item.lower(), ""
+    if (parts := re.fullmatch(r"(\[[^\]]*\]|[0-9.]+|[^:]*)(:\d+)?", host)) is not None:
+        host, port = parts[1], parts[2] or ""
+    if port and not 0 < int(port[1:]) < 1 << 16:
+        raise ValueError(f"{item!r} names a port that is none")
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        if _HOST.fullmatch(host + port) is None:
+            raise ValueError(f"{item!r} is no host") from None
+        return host + port
+    if any(address in network for network in _NOT_FETCHED):
+        raise ValueError(f"{item!r} is an address that nothing is fetched from")
+    return (f"[{address}]" if address.version == 6 else str(address)) + port
 
 
 def origins(value: object) -> object:

@@ -98,6 +98,23 @@ class Settings(BaseSettings):
     max_body_bytes: int = knob(16 << 20, "a whole number, 1024-67108864", unit="bytes", ge=1024, le=64 << 20)
     """Largest request body. A runner takes no more than the most that is allowed here."""
 
+    media_allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(texts.media_hosts)] = knob(
+        (), "comma-separated host[:port], *.domain[:port] or address[:port]; or *"
+    )
+    """Where a request's pictures may be fetched from (docs/vision.md). Unset: nowhere, pictures come as data URLs."""
+    media_max_images: int = knob(10, "a whole number, 1-1000", unit="pictures", ge=1, le=1000)
+    """Pictures of one request."""
+    media_max_bytes: int = knob(10 << 20, "a whole number, 1024-50331648", unit="bytes", ge=1024, le=48 << 20)
+    """Largest picture. All those of a request together, in base64, may be as large as its body may."""
+    media_max_pixels: int = knob(64_000_000, "a whole number >= 1", unit="pixels", ge=1)
+    """Pixels of a request's pictures together: what whoever decodes them makes room for."""
+    media_max_frames: int = knob(1, "a whole number >= 1", unit="frames", ge=1)
+    """Frames of one picture. Models look at the first."""
+    media_timeout_s: float = knob(10.0, "a number > 0", unit="s", gt=0)
+    """Longest time for fetching a request's pictures, all together."""
+    media_max_fetches: int = knob(8, "a whole number, 1-256", unit="pictures", ge=1, le=256)
+    """Pictures that each of the gateway's processes fetches at once."""
+
     request_timeout_s: float = knob(300.0, "a number > 0, below gateway.timeout", unit="s", gt=0)
     """Longest time for one request, received to last byte."""
     first_token_timeout_s: float | None = knob(None, "a number > 0", unit="s", gt=0)

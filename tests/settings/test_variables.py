@@ -51,6 +51,15 @@ def test_the_defaults_are_those_of_the_api_documentation() -> None:
         ("LLM_LLAMACPP_URL", "file:///run/llm.sock", "file:///run/llm.sock"),
         ("LLM_LLAMACPP_URL", "http://127.0.0.1:9000", "http://127.0.0.1:9000"),
         ("LLM_HUB_ALLOW", "meta-llama/*,,Qwen/*", ("meta-llama/*", "Qwen/*")),
+        ("LLM_MEDIA_ALLOW", "Example.com, *.b.example:8443,*", ("example.com", "*.b.example:8443", "*")),
+        (
+            "LLM_MEDIA_ALLOW",
+            "127.0.0.1:9000,[::1]:80,::1,10.0.0.7",
+            ("127.0.0.1:9000", "[::1]:80", "[::1]", "10.0.0.7"),
+        ),
+        ("LLM_MEDIA_ALLOW", "3.example.com,1password.example", ("3.example.com", "1password.example")),
+        ("LLM_MEDIA_MAX_PIXELS", "1000", 1000),
+        ("LLM_MEDIA_TIMEOUT_S", "0.5", 0.5),
         ("LLM_LOG_LEVEL", "debug", "DEBUG"),
     ],
 )
@@ -106,6 +115,34 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
             for value in ("gpu:8000", "file:///x", "http://", "http://u:p@h/v1", "http://h:x")
         ),
         *(("LLM_LLAMACPP_URL", value) for value in ("ftp://h", "/run/x.sock")),
+        *(
+            ("LLM_MEDIA_ALLOW", value)
+            for value in (
+                "http://a.example",
+                "a.example/x",
+                "a b",
+                "*.",
+                "a.example:0",
+                "a.example:65536",
+                "999.1.1.1",
+            )
+        ),
+        *(
+            ("LLM_MEDIA_ALLOW", value)
+            for value in (
+                "169.254.169.254",
+                "[fe80::1]:80",
+                "0.0.0.1",
+                "224.0.0.1",
+                "[::]:80",
+                "[::ffff:10.0.0.1]:80",
+            )
+        ),
+        *(("LLM_MEDIA_MAX_IMAGES", value) for value in ("0", "1001")),
+        *(("LLM_MEDIA_MAX_BYTES", value) for value in ("1023", "50331649")),
+        ("LLM_MEDIA_MAX_PIXELS", "0"),
+        ("LLM_MEDIA_TIMEOUT_S", "0"),
+        ("LLM_MEDIA_MAX_FETCHES", "0"),
         ("LLM_METRICS_AUTH", "maybe"),
         ("LLM_LOG_LEVEL", "LOUD"),
         ("LLM_CATALOGUE", "/no/such/file"),

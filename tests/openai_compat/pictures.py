@@ -1,0 +1,96 @@
+"""Pictures for tests: one of each kind, and PNGs made to measure."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from base64 import b64decode, b64encode
+from typing import Any
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    checked = kind + content
+    return struct.pack(">I", len(content)) + checked + struct.pack(">I", zlib.crc32(checked))
+
+
+def png(width: int = 3, height: int = 2, colour: bytes = b"\x20\x40\x60", *, chunks: bytes = b"") -> bytes:
+    """A picture of one colour."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    pixels = zlib.compress((b"\0" + colour * width) * height)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunks + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    )
+
+
+def data_url(picture: bytes, mime: str = "image/png") -> str:
+    return f"data:{mime};base64,{b64encode(picture).decode()}"
+
+
+def shown(*urls: Any, text: str = "What is this?", **more: Any) -> list[dict[str, Any]]:
+    """A conversation of a text and pictures."""
+    parts = [{"type": "image_url", "image_url": {"url": url, **more}} for url in urls]
+    return [{"role": "user", "content": [{"type": "text", "text": text}, *parts]}]
+
+
+PNG = b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAcAAAAFCAIAAAAG+GGPAAAAJElEQVR4nGNkYGBQxUAsDKYMDAyMaAguyoSMkEWZ4QhNlAWCAIvC"
+    "AfZB17z2AAAAAElFTkSuQmCC"
+)
+PNG_ANIMATED = b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAQAAAADCAIAAAA7ljmRAAAACGFjVEwAAAADAAAAAM7tusAAAAAaZmNUTAAAAAAAAAAEAAAAAwAA"
+    "AAAAAAAAAAAAAQAA/UbKqgAAABxJREFUeJxjZGBgUIUhFgZTBgYGRgiCc5gYGJgAFk0A66r+QecAAAAaZmNUTAAAAAEAAAAEAAAA"
+    "AwAAAAAAAAAAAAAAAQAAZjUgfgAAACBmZEFUAAAAAnicYzRiYFCFIRYGUwYGBkYIgnOYGBiYAB25AR2saIKUAAAAGmZjVEwAAAAD"
+    "AAAABAAAAAMAAAAAAAAAAAAAAAEAAIuj85cAAAAgZmRBVAAAAAR4nGNMYWBQhSEWBlMGBgZGCIJzmBgYmAAlJQFPXvs72wAAAABJ"
+    "RU5ErkJggg=="
+)
+JPEG = b64decode(
+    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDABQODxIPDRQSEBIXFRQYHjIhHhwcHj0sLiQySUBMS0dARkVQWnNiUFVtVkVGZIhlbXd7"
+    "gYKBTmCNl4x9lnN+gXz/2wBDARUXFx4aHjshITt8U0ZTfHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8"
+    "fHx8fHx8fHz/wAARCAAGAAkDASIAAhEBAxEB/8QAHwAAAQUBAQEBAQEAAAAAAAAAAAECAwQFBgcICQoL/8QAtRAAAgEDAwIEAwUF"
+    "BAQAAAF9AQIDAAQRBRIhMUEGE1FhByJxFDKBkaEII0KxwRVS0fAkM2JyggkKFhcYGRolJicoKSo0NTY3ODk6Q0RFRkdISUpTVFVW"
+    "V1hZWmNkZWZnaGlqc3R1dnd4eXqDhIWGh4iJipKTlJWWl5iZmqKjpKWmp6ipqrKztLW2t7i5usLDxMXGx8jJytLT1NXW19jZ2uHi"
+    "4+Tl5ufo6erx8vP09fb3+Pn6/8QAHwEAAwEBAQEBAQEBAQAAAAAAAAECAwQFBgcICQoL/8QAtREAAgECBAQDBAcFBAQAAQJ3AAEC"
+    "AxEEBSExBhJBUQdhcRMiMoEIFEKRobHBCSMzUvAVYnLRChYkNOEl8RcYGRomJygpKjU2Nzg5OkNERUZHSElKU1RVVldYWVpjZGVm"
+    "Z2hpanN0dXZ3eHl6goOEhYaHiImKkpOUlZaXmJmaoqOkpaanqKmqsrO0tba3uLm6wsPExcbHyMnK0tPU1dbX2Nna4uPk5ebn6Onq"
+    "8vP09fb3+Pn6/9oADAMBAAIRAxEAPwDIgk0/7O/7uX7h/hHp9ah36f8A885f++R/jRRXFDqZ1JPkjr0P/9k="
+)
+JPEG_PROGRESSIVE = b64decode(
+    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDABQODxIPDRQSEBIXFRQYHjIhHhwcHj0sLiQySUBMS0dARkVQWnNiUFVtVkVGZIhlbXd7"
+    "gYKBTmCNl4x9lnN+gXz/2wBDARUXFx4aHjshITt8U0ZTfHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8fHx8"
+    "fHx8fHx8fHz/wgARCAAGAAkDASIAAhEBAxEB/8QAFgABAQEAAAAAAAAAAAAAAAAAAAIE/8QAFQEBAQAAAAAAAAAAAAAAAAAAAgP/"
+    "2gAMAwEAAhADEAAAAccED//EABgQAAIDAAAAAAAAAAAAAAAAAAABAxIj/9oACAEBAAEFAk465n//xAAXEQEAAwAAAAAAAAAAAAAA"
+    "AAABAAIh/9oACAEDAQE/AbOE/8QAFREBAQAAAAAAAAAAAAAAAAAAAAH/2gAIAQIBAT8Bj//EABYQAAMAAAAAAAAAAAAAAAAAAAAB"
+    "Mf/aAAgBAQAGPwKMjP/EABcQAAMBAAAAAAAAAAAAAAAAAAARUeH/2gAIAQEAAT8hcQg8B//aAAwDAQACAAMAAAAQ+//EABcRAAMB"
+    "AAAAAAAAAAAAAAAAAAABMUH/2gAIAQMBAT8QZbD/xAAVEQEBAAAAAAAAAAAAAAAAAAAAQf/aAAgBAgEBPxC3/8QAGhAAAQUBAAAA"
+    "AAAAAAAAAAAAAEFRYXHR8f/aAAgBAQABPxCYtDWclp//2Q=="
+)
+GIF = b64decode("R0lGODdhBgAEAIEAAIKFCROFAV01A10AACwAAAAABgAEAAAIFAAHCBwYQIBBgwEKAliYMMBCAAEBADs=")
+GIF_ANIMATED = b64decode(
+    "R0lGODlhBgAEAIEAAIKFCROFAV01A10AACH5BAAFAAAALAAAAAAGAAQAAAgUAAcIHBhAgEGDAQoCWJgwwEIAAQEAIfkEAQUABAAs"
+    "AAAAAAYABACBtIUJRYUBjzUDjwAACBQABwgcGECAQYMBCgJYmDDAQgABAQAh+QQBBQAEACwAAAAABgAEAIGghQWgNQIYagdzAAAI"
+    "FQAHBAggYIDAgQIKAliYUMBCAA0DAgA7"
+)
+WEBP_LOSSY = b64decode(
+    "UklGRk4AAABXRUJQVlA4IEIAAADwAQCdASoKAAgABABoJbACdH8AGBTe3IAA/uYKaPvlUeLf/e4viTF97AYlJS+T5Dda/PK01FPi"
+    "Hiq+J0Zf9MMAAAA="
+)
+WEBP_LOSSLESS = b64decode("UklGRi4AAABXRUJQVlA4TCIAAAAvCcABALkyRPQ/dhHR/wBhtlGlzp9urxOYkgmICYB6sL8A")
+WEBP_ANIMATED = b64decode(
+    "UklGRtQBAABXRUJQVlA4WAoAAAACAAAACQAABwAAQU5JTQYAAAAAAAAAAABBTk1G0AAAAAAAAAAAAAkAAAcAADIAAAJWUDhMtwAA"
+    "AC8JwAEAf0KkbXM6L6PzL+4mDKRtmwvMyfa7kiTZtObats333v43Y9vGx/yXYCCAwAcYgIzmPhQ7B4L+Pgjzh5rGPjQ7BpbePijz"
+    "hh71fRi2DxLdfTD+HXQ6++D8Mzi09yH4ewhp7UOCwwAAyDQ+27bNbNtF9D8AIRgsDg/CKCApGq1OL8qqECWZbC4fxmkwLZvtbj/O"
+    "63A9n+/vf97vQTEcLo9P0ixhOR6vz2/arlE1nW6vX9ZtAQBBTk1G0AAAAAAAAAAAAAkAAAcAADIAAABWUDhMuAAAAC8JwAEAf0Kk"
+    "bXM6L6PzL+4mDKRtmwzMwDXsvytJkk1rrm3bfO/tfzO2bXzMfwk2ECGtfUh2DUDgAwxARnMfip0DQX8fhPlDTWMfmh0DS28flHlD"
+    "j/o+DNsHie4+GP8OOp19cP4ZHNr7EOAwAAAyjc+2bTPbdhH9D8IoFocHIAQDyqpWpxckRSPGaTaXD6IkE87rdrcfpmUz3u/39z+u"
+    "53PSLJfHJyiGQ9qu1+c3LMdj1m231y+qplM="
+)
+WEBP_EXTENDED = b64decode(
+    "UklGRm4AAABXRUJQVlA4WAoAAAAQAAAACgAABwAAQUxQSAoAAAABB1DAiAhERP8DVlA4ID4AAADwAQCdASoLAAgABUB8JbACdH8A"
+    "GBTb1oAA/tD4MIwI8HueqToxME1P/D9jXGZtqEZP6ylfok+ELjcfsgAAAA=="
+)
+EVERY_KIND = {
+    "image/png": PNG,
+    "image/jpeg": JPEG,
+    "image/gif": GIF,
+    "image/webp": WEBP_LOSSY,
+}
