@@ -6,8 +6,8 @@ what a call costs. On the short way `completion` gives its coroutine without a t
 reads; errors are mapped by the same function.
 
 The short way is for providers whose `completion` does nothing that blocks before it gives its coroutine (others ask a
-cloud for a token there). Pictures for Anthropic go the long way, since LiteLLM may fetch them; so do conversations with
-tool calls, whose ids `acompletion` cleans of what Gemini hides in them.
+cloud for a token there). Pictures for Anthropic go the long way, since LiteLLM takes their data URLs apart; so do
+conversations with tool calls, whose ids `acompletion` cleans of what Gemini hides in them.
 
 For OpenAI itself LiteLLM can take the client that it uses for the others, which costs half of OpenAI's SDK. A variable
 of the environment says so, for all providers of that format at once; some of them have no such client, or another

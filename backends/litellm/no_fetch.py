@@ -1,9 +1,9 @@
 """LiteLLM, kept from fetching anything.
 
 It fetches pictures, documents and whole files that a conversation names, to send them on in another form, and asks
-addresses for the size of a picture whose tokens it counts. `pictures` refuses what it would fetch; here it cannot, even
-where that is wrong: its own switch for downloads is off, its check of a URL refuses every one, and its clients make no
-GET, whoever calls them. Calls to providers are POSTs.
+addresses for the size of a picture whose tokens it counts. `backends.pictures` lets no link through to it; here it
+cannot fetch one, even where that is wrong: its own switch for downloads is off, its check of a URL refuses every one,
+and its clients make no GET, whoever calls them. Calls to providers are POSTs.
 """
 
 from __future__ import annotations

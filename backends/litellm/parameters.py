@@ -14,13 +14,13 @@ from typing import Any, Final
 
 from backends.errors import InvalidParameter, NotSupported, UnsupportedParameter
 from backends.litellm.deployment import Deployment
-from backends.litellm.pictures import own_messages
+from backends.pictures import own_messages
 from backends.types import ChatPrompt, GenerationRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
 
 MAX_TOKEN_ID: Final = 1 << 20
 """The largest vocabularies have a quarter of this."""
-_PLAIN: Final = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")
-_NEUTRAL: Final[Mapping[str, object]] = {
+PLAIN: Final = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")
+NEUTRAL: Final[Mapping[str, object]] = {
     "top_p": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -143,9 +143,9 @@ def _sampling(
     sampling = request.sampling
     arguments: dict[str, Any] = {}
     defaults: set[str] = set()
-    for name in _PLAIN:
+    for name in PLAIN:
         value, is_explicit = getattr(sampling, name), name in sampling.explicit
-        if not is_explicit and name in _NEUTRAL and value == _NEUTRAL[name]:
+        if not is_explicit and name in NEUTRAL and value == NEUTRAL[name]:
             continue
         if is_explicit:
             if name not in deployment.supported:
@@ -183,8 +183,8 @@ def _settle_pair(
 def _extensions(request: GenerationRequest, deployment: Deployment, arguments: dict[str, Any]) -> None:
     taken = _EXTENSIONS.get(deployment.provider, frozenset())
     own: dict[str, Any] = {}
-    for name, neutral in _NEUTRAL.items():
-        if name in _PLAIN:
+    for name, neutral in NEUTRAL.items():
+        if name in PLAIN:
             continue
         value = getattr(request.sampling, name)
         if value == neutral:
@@ -237,7 +237,7 @@ def _prompt_arguments(request: GenerationRequest, prompt: Prompt, deployment: De
         _check_ids(prompt)
         return {"prompt": list(prompt.token_ids)}
     _check_template(request, prompt, deployment)
-    arguments: dict[str, Any] = {"messages": own_messages(prompt.messages, deployment)}
+    arguments: dict[str, Any] = {"messages": own_messages(prompt.messages)}
     if prompt.tools:
         if "tools" not in deployment.supported:
             raise _refused(request, "tools")

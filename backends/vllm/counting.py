@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from backends.errors import UpstreamError
+from backends.pictures import own_messages
 from backends.tokenizing import TokenizeRequest, Tokens
 from backends.types import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from backends.vllm.dialect import LLAMA_SERVER, Dialect
@@ -104,7 +105,7 @@ async def count_tokens(ask: Ask, dialect: Dialect, served_name: str, prompt: Pro
 
 
 def _conversation(served_name: str, prompt: ChatPrompt) -> dict[str, Any]:
-    body: dict[str, Any] = {"model": served_name, "messages": prompt.messages}
+    body: dict[str, Any] = {"model": served_name, "messages": own_messages(prompt.messages)}
     if prompt.tools:
         body["tools"] = prompt.tools
     if prompt.template_kwargs:

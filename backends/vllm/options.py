@@ -96,6 +96,8 @@ def command_of(
         # The model's own generation_config.json would come between the request's defaults and the engine.
         "generation-config": "vllm",
         "enable-prompt-tokens-details": True,
+        # Pictures come in the request. No host is called like this, so none is allowed.
+        "allowed-media-domains": "no host/",
         "tensor-parallel-size": options.tensor_parallel if options.tensor_parallel > 1 else None,
         "pipeline-parallel-size": options.pipeline_parallel_size,
         "distributed-executor-backend": options.distributed_executor_backend,
@@ -175,6 +177,7 @@ def environment_of(options: VLLMOptions, folder: Path, device: Device) -> dict[s
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
         # Its log is read by a program.
         "VLLM_CONFIGURE_LOGGING": "1",
         "VLLM_LOGGING_COLOR": "0",

@@ -7,7 +7,7 @@ sentences that are known, and a status is never taken from a body.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -80,6 +80,12 @@ _UNSUPPORTED = re.compile(
 )
 _NO_TOOLS = re.compile(r"tool.?choice.*requires --", re.I)
 """vLLM that was started without a parser of tool calls."""
+_NO_SIGHT = re.compile(
+    r"not a multi-?modal model|\b(images?|multi-?modal)\b.{0,40}\bnot (supported|possible)"
+    r"|\bnot support\b.{0,40}\b(images?|multi-?modal)",
+    re.I,
+)
+_PICTURE = re.compile(r"\bimages?\b", re.I)
 _GRAMMAR_PARAMS: Final = ("response_format", "structured_outputs", "grammar")
 _PARAM: Final = re.compile(r"[A-Za-z_][\w.\[\]-]{0,99}")
 
@@ -173,8 +179,11 @@ def status_inside(payload: bytes) -> int:
     return 400 if code in _TOO_LONG_CODES or code in ("invalid_request_error", "BadRequestError") else 500
 
 
-def error_of(refusal: Refusal, *, model: str, has_chat: bool) -> ServiceError | ModelError:
-    """Our error for a refusal. `model`: the name our caller used; `has_chat`: the request was a conversation.
+def error_of(
+    refusal: Refusal, *, model: str, has_chat: bool, pictures: Sequence[str] = ()
+) -> ServiceError | ModelError:
+    """Our error for a refusal. `model`: the name our caller used; `has_chat`: the request was a conversation;
+    `pictures`: the places of those in it.
 
     A prompt that is too long is ContextLengthExceeded with the numbers the refusal holds, 0 for one it does not.
     """
@@ -204,7 +213,7 @@ def error_of(refusal: Refusal, *, model: str, has_chat: bool) -> ServiceError | 
     if status == 413:
         return InvalidParameter("The request is larger than the server takes")
     if status in (400, 422):
-        return _of_bad_request(refusal, model)
+        return (_of_pictures(refusal, pictures) if pictures else None) or _of_bad_request(refusal, model)
     return UpstreamError(_sentence(f"The server failed with status {status}", refusal))
 
 
@@ -220,6 +229,16 @@ def too_long(
     if not (prompt and context):
         error.message = refusal.message or "The prompt is longer than the model's context"
     return error
+
+
+def _of_pictures(refusal: Refusal, places: Sequence[str]) -> ServiceError | None:
+    """No server says which of several it means."""
+    where = places[0] if len(places) == 1 else "messages"
+    if _NO_SIGHT.search(refusal.message):
+        return UnsupportedParameter(f"{where}: {refusal.message}", param=where)
+    if _PICTURE.search(refusal.message):
+        return InvalidParameter(f"{where}: {refusal.message}", param=where)
+    return None
 
 
 def _of_bad_request(refusal: Refusal, model: str) -> ServiceError | ModelError:

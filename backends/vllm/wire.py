@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from backends.errors import InvalidParameter, UnsupportedParameter
+from backends.pictures import own_messages
 from backends.types import ChatPrompt, GenerationRequest, SamplingParams, TextPrompt, TokenPrompt
 from backends.vllm.constraints import translated
 from backends.vllm.dialect import OPENAI_MAX_STOPS, Dialect
@@ -162,7 +163,7 @@ def _refuse(request: GenerationRequest, dialect: Dialect) -> None:
 def _chat(request: GenerationRequest, quirks: Collection[Quirk]) -> dict[str, Any]:
     (prompt,) = request.prompts
     assert isinstance(prompt, ChatPrompt)
-    body: dict[str, Any] = {"messages": prompt.messages}
+    body: dict[str, Any] = {"messages": own_messages(prompt.messages)}
     if prompt.tools:
         body["tools"] = prompt.tools
         body |= _given(tool_choice=request.tool_choice, parallel_tool_calls=request.parallel_tool_calls)

@@ -41,6 +41,20 @@ def test_no_prompt_gets_into_its_log_and_no_generation_config_into_its_sampling(
     )
 
 
+def test_it_is_started_so_that_it_fetches_nothing():
+    words = command(card())
+
+    (allowed,) = [word.partition("=")[2] for word in words if word.startswith("--allowed-media-domains")]
+    assert "/" in allowed  # what no host of a URL holds
+    assert not any(word.startswith("--allowed-local-media-path") for word in words)
+    assert (
+        environment_of(VLLMOptions(environment={"VLLM_MEDIA_URL_ALLOW_REDIRECTS": "1"}), Path("/run"), "cpu")[
+            "VLLM_MEDIA_URL_ALLOW_REDIRECTS"
+        ]
+        == "0"
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "word"),
     [
