@@ -23,9 +23,9 @@ from locust import LoadTestShape, User, events, task
 from locust.env import Environment
 from locust.exception import RescheduleTask, StopUser
 
-from loadtests.arrival import is_saturated, next_burst, poisson_waits, users_at_level
+from loadtests.arrival import next_burst, poisson_waits, users_at_level
 from loadtests.behaviour import Behaviour, NotServed
-from loadtests.run_folder import Level
+from loadtests.ramp import RampProgress
 from loadtests.session import Session
 from loadtests.target import TargetError, number_setting, setting, workload_asked_for
 from loadtests.workload import USERS, Workload
@@ -156,42 +156,23 @@ class _Levels(LoadTestShape):
 
     def reset_time(self) -> None:
         super().reset_time()
-        self._rates: list[float] = []
-        self._settled: tuple[float, int] | None = None
-        self._level = -1
-        self._entered = 0.0
+        self._progress = RampProgress(WORKLOAD.arrival)
 
     def tick(self) -> tuple[int, float] | None:
-        arrival, now = WORKLOAD.arrival, time.time()
-        if self._settled is None and self._level >= 0 and now - self._entered >= arrival.settle_s:
-            self._settled = now, session().pieces
-        if self._level >= 0 and now - self._entered < arrival.step_s:
-            return self._users()
-        if self._level >= 0 and not self._may_go_on(now):
-            return None
-        self._level += 1
-        if self._level == len(arrival.levels):
-            return None
-        self._entered, self._settled = now, None
-        return self._users()
-
-    def _users(self) -> tuple[int, float]:
-        users = users_at_level(WORKLOAD.arrival, WORKLOAD.arrival.levels[self._level])
-        return users, float(users)
-
-    def _may_go_on(self, now: float) -> bool:
-        """Close a level."""
-        arrival, running = WORKLOAD.arrival, session()
-        begin, pieces = self._settled or (self._entered, running.pieces)
-        level = Level(arrival.levels[self._level], begin, now)
-        running.levels.append(level)
-        self._rates.append((running.pieces - pieces) / max(1e-3, now - begin))
-        running.facts["end"] = now
-        print(f"level {level.load:g}: {self._rates[-1]:.0f} pieces/s", flush=True)
-        if is_saturated(self._rates, arrival.least_gain):
+        progress, running, now = self._progress, session(), time.time()
+        known = len(progress.levels)
+        load = progress.load(now, running.pieces)
+        if len(progress.levels) > known:
+            level = progress.levels[-1]
+            running.levels.append(level)
+            running.facts["end"] = now
+            print(f"level {level.load:g}: {progress.rates[-1]:.0f} pieces/s", flush=True)
+        if progress.is_saturated:
             print("more load brings no more: the ramp ends here", flush=True)
-            return False
-        return True
+        if load is None:
+            return None
+        users = users_at_level(WORKLOAD.arrival, load)
+        return users, float(users)
 
 
 class Ramp(_Levels):
