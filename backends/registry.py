@@ -59,8 +59,10 @@ FEATURES: Final[Mapping[str, frozenset[Feature]]] = {
     "fake": frozenset({"tools", "structured_outputs", "reasoning_effort"}),
     "llamacpp": frozenset({"tools", "structured_outputs", "reasoning_effort"}),
     # Passed on whole: a server refuses what it cannot do (vLLM `suffix`). Not `best_of`, which vLLM drops in silence.
-    "vllm": frozenset({"tools", "structured_outputs", "reasoning_effort", "suffix", "echo_logprobs"}),
-    "litellm": frozenset({"tools", "structured_outputs", "reasoning_effort"}),
+    "vllm": frozenset(
+        {"tools", "structured_outputs", "reasoning_effort", "suffix", "echo_logprobs", "vision"}
+    ),
+    "litellm": frozenset({"tools", "structured_outputs", "reasoning_effort", "vision"}),
 }
 """Kind -> what its backend takes (`Backend.features`), known to a gateway whose runner is another process."""
 

@@ -69,8 +69,9 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="chat", omit_def
     """A conversation, to be rendered by the model's own chat template.
 
     `messages` are plain dicts, already normalised: `content` is a string (text parts joined by a newline; None
-    became ""), or a list of parts only where the model takes images; `tool_calls[].function.arguments` is a string
-    of JSON; keys whose value was null are absent.
+    became ""), or, only where the model takes pictures and there is one, a list of parts: `text`, and `image_url` whose
+    `url` is a data URL in base64 of a picture that was looked at; `tool_calls[].function.arguments` is a string of
+    JSON; keys whose value was null are absent.
     """
 
     messages: list[dict[str, Any]]
@@ -127,9 +128,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """Candidates per prompt, more than `n`; None is `n`."""
 
 
-Feature = Literal["tools", "structured_outputs", "reasoning_effort", "suffix", "best_of", "echo_logprobs"]
+Feature = Literal[
+    "tools", "structured_outputs", "reasoning_effort", "suffix", "best_of", "echo_logprobs", "vision"
+]
 """What a backend takes beyond text and `SamplingParams`, by the field of `GenerationRequest`; `echo_logprobs` is
-`echo` with `logprobs`. Whoever offers a backend refuses the others by name."""
+`echo` with `logprobs`, `vision` are pictures in messages. Whoever offers a backend refuses the others by name."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):

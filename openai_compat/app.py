@@ -20,6 +20,7 @@ from models.catalogue import Catalogue
 from openai_compat.admission import Admission
 from openai_compat.budgets import Budgets, SpendingStore
 from openai_compat.config import WireConfig
+from openai_compat.media.intake import Intake
 from openai_compat.metrics import Metrics
 from openai_compat.middleware import PASS_ON, layers
 from openai_compat.openapi import openapi_document
@@ -90,6 +91,7 @@ def create_app(
         metrics,
         HealthCache(backends),
         budgets,
+        Intake(config.media),
         tuple(scrapes),
     )
 
@@ -108,6 +110,7 @@ def create_app(
             yield
         finally:
             await gateway.health.aclose()
+            await gateway.media.aclose()
             await budgets.aclose()
             if shared is not None:
                 await shared.aclose()

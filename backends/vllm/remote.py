@@ -13,11 +13,11 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from typing_extensions import override
 
@@ -364,7 +364,7 @@ def conversation_key(request: GenerationRequest) -> bytes:
     if isinstance(prompt, ChatPrompt):
         for message in prompt.messages[:KEY_MESSAGES]:
             role, content = str(message.get("role", "")), message.get("content")
-            text = content if isinstance(content, str) else repr(content)
+            text = content if isinstance(content, str) else "\0".join(map(_key_of_part, content or ()))
             digest.update(f"\0{role}\0{text[:KEY_CHARS]}".encode("utf-8", "replace"))
             if role == "user":
                 break
@@ -373,3 +373,11 @@ def conversation_key(request: GenerationRequest) -> bytes:
     else:
         digest.update(repr(prompt.token_ids[: KEY_CHARS // 4]).encode())
     return digest.digest()
+
+
+def _key_of_part(part: Mapping[str, Any]) -> str:
+    """Of a picture its last bytes: the first are much the same in all that one program wrote."""
+    if part.get("type") != "image_url":
+        return str(part.get("text", ""))[:KEY_CHARS]
+    url = str(part["image_url"]["url"])
+    return f"{len(url)} {url[-KEY_CHARS // KEY_MESSAGES :]}"

@@ -24,8 +24,9 @@ from backends.errors import (
     UpstreamError,
 )
 from backends.link import NotHttp, OpenExchange, PeerGone
+from backends.pictures import places
 from backends.tokenizing import DetokenizeRequest, TokenizeRequest, Tokens
-from backends.types import EventBatch, Finished, GenerationRequest, Prompt, Started, Usage
+from backends.types import ChatPrompt, EventBatch, Finished, GenerationRequest, Prompt, Started, Usage
 from backends.vllm import counting, pooling, refusals, transport
 from backends.vllm.answers import Answer
 from backends.vllm.listing import Listing, ServedModel
@@ -302,7 +303,8 @@ class Upstream:
             return await self._plan(request, served_name)
         if refusal.is_too_long and refusal.status < 501:
             return await self._fitted(plan, refusal, request, served_name)
-        error = error_of(refusal, model=request.model, has_chat=plan.is_chat)
+        pictures = places(request.prompts[0].messages) if isinstance(request.prompts[0], ChatPrompt) else ()
+        error = error_of(refusal, model=request.model, has_chat=plan.is_chat, pictures=pictures)
         if refusal.status in refusals.ELSEWHERE and isinstance(error, ServiceError):
             raise Unreached(error)
         if refusal.status == 500 and isinstance(error, ServiceError):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
+from starlette.responses import Response
 from starlette.types import Scope
 
 from backends.types import ChatPrompt, Feature, GenerationRequest
+from openai_compat.media.intake import has_pictures
 from openai_compat.record import record_of
 from openai_compat.schemas.chat import ChatRequest
 from openai_compat.serving.answers import ChatAnswer, engine_request_id
@@ -23,16 +26,27 @@ from openai_compat.serving.gateway import (
     require_capability,
     require_features,
 )
-from openai_compat.serving.messages import normalise
+from openai_compat.serving.messages import idle_detail, normalise
+from openai_compat.serving.pictures import Pictured
 from openai_compat.serving.plan import Plan
 from openai_compat.serving.sampling import resolve
 
 
-def serve_chat(gateway: Gateway, asked: ChatRequest, scope: Scope) -> Exchange:
+def serve_chat(gateway: Gateway, asked: ChatRequest, scope: Scope) -> Response:
     """Pick the model, judge what only the model can judge, and prepare the answer.
 
     Raises: BackendNotAvailable, UnknownModel, UnsupportedParameter, InvalidGrammar.
     """
+    exchange = _exchange(gateway, asked, scope)
+    if not has_pictures(asked.messages):
+        return exchange
+    # Everything else was judged before a picture is looked at, let alone fetched.
+    return Pictured(
+        gateway.media, asked.messages, lambda seen: _exchange(gateway, replace(asked, messages=seen), scope)
+    )
+
+
+def _exchange(gateway: Gateway, asked: ChatRequest, scope: Scope) -> Exchange:
     record = record_of(scope)
     privacy = privacy_for(scope, asked.privacy)
     target = gateway.resolve(asked.model, asked.backend, privacy)
@@ -54,7 +68,7 @@ def plan_chat(gateway: Gateway, asked: ChatRequest, request_id: str, target: Tar
     require_features(needed, target)
     takes_tools = has_feature(target, "tools")
     prompt = ChatPrompt(
-        messages=normalise(asked.messages, vision="vision" in card.capabilities, model=card.id),
+        messages=normalise(asked.messages, target),
         tools=asked.tools if takes_tools else None,
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
@@ -81,7 +95,7 @@ def plan_chat(gateway: Gateway, asked: ChatRequest, request_id: str, target: Tar
         structured_outputs=asked.structured_outputs,
         reasoning_effort=asked.reasoning_effort if has_feature(target, "reasoning_effort") else None,
     )
-    return Plan(target, request, answer, ignored)
+    return Plan(target, request, answer, (*ignored, *idle_detail(asked.messages, target)))
 
 
 def _without_idle_effort(asked: ChatRequest, target: Target) -> tuple[Mapping[str, Feature], tuple[str, ...]]:

@@ -20,6 +20,8 @@ PRICE_RETRY_S: Final = 60.0
 """Prices come from the backend's list, which it may not have given yet."""
 CHARS_PER_TOKEN: Final = 4
 """Of an English text, roughly: for a prompt that nobody has counted."""
+TOKENS_PER_PICTURE: Final = 1000
+"""What clouds count for a photograph, roughly, whatever its bytes are."""
 
 
 async def require_budget(gateway: Gateway, caller: Principal | None, target: Target) -> None:
@@ -96,6 +98,8 @@ def _chars(value: object) -> int:
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
+        if value.get("type") == "image_url":
+            return TOKENS_PER_PICTURE * CHARS_PER_TOKEN
         return sum(map(_chars, value.values()))
     if isinstance(value, list):
         return sum(map(_chars, value))

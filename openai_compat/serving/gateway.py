@@ -23,6 +23,7 @@ from openai_compat.admission import Admission
 from openai_compat.budgets import Budgets
 from openai_compat.config import WireConfig
 from openai_compat.errors import ValidationFailed
+from openai_compat.media.intake import Intake
 from openai_compat.metrics import Metrics
 from openai_compat.principals import Privacy
 from openai_compat.record import record_of
@@ -61,6 +62,7 @@ class Gateway:
     metrics: Metrics
     health: HealthCache
     budgets: Budgets
+    media: Intake
     scrapes: tuple[Callable[[], Awaitable[bytes]], ...] = ()
     """One per runner that has metrics of its own."""
 
@@ -205,9 +207,11 @@ def require_features(needed: Mapping[str, Feature], target: Target) -> None:
 
 def has_feature(target: Target, feature: Feature) -> bool:
     """Whether a request for it is passed on. Whoever serves a remote model judges it himself; of a local one the card
-    says whether it was made for tools, or for reasoning."""
+    says whether it was made for tools, or for reasoning. Of pictures it always does."""
     if feature not in target.backend.features:
         return False
+    if feature == "vision":
+        return feature in target.card.capabilities
     if target.kind in ANY_MODEL_CALLS:
         return feature != "reasoning_effort" or "reasoning" in target.card.capabilities
     if feature != "tools" or "tools" in target.card.capabilities:

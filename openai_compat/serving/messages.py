@@ -1,8 +1,9 @@
 """From the messages of a request to those a chat template renders. Nothing a caller wrote is lost on the way.
 
-Content becomes one string: parts joined by a newline, null becomes "". The deprecated spellings become the
-current ones (role `function`, `function_call`, `reasoning`), because templates know only these. `developer`
-stays: the backend knows whether the template does.
+Content becomes one string: parts joined by a newline, null becomes "". Where there are pictures the parts stay, with
+nothing in them but what is known here. The deprecated spellings become the current ones (role `function`,
+`function_call`, `reasoning`), because templates know only these. `developer` stays: the backend knows whether the
+template does.
 """
 
 from __future__ import annotations
@@ -11,45 +12,83 @@ from typing import Any, Final
 
 from backends.errors import UnsupportedParameter
 from openai_compat.schemas.messages import MEDIA_PARTS
+from openai_compat.serving.gateway import Target, has_feature
 
 _EMPTY_ARGUMENTS: Final = ("", "null")
 
 
-def normalise(messages: list[dict[str, Any]], *, vision: bool, model: str) -> list[dict[str, Any]]:
-    """Messages that met the schema, in the form `backends.types.ChatPrompt` describes.
+DETAIL: Final = "image_url.detail"
+"""How closely a picture is to be looked at, as it is named among what was ignored."""
+_NO_DETAIL: Final = frozenset({"vllm"})
+"""Backends whose engines look at every picture in the one way that their processor has."""
 
-    Raises: UnsupportedParameter for a part that the model cannot take, naming its place.
+
+def normalise(messages: list[dict[str, Any]], target: Target) -> list[dict[str, Any]]:
+    """Messages that met the schema, in the form `backends.types.ChatPrompt` describes; pictures are as they came.
+
+    Raises: UnsupportedParameter for a part that the target cannot take, naming its place.
     """
-    return [_normalise(message, index, vision, model) for index, message in enumerate(messages)]
+    return [_normalise(message, index, target) for index, message in enumerate(messages)]
 
 
-def _normalise(message: dict[str, Any], index: int, vision: bool, model: str) -> dict[str, Any]:
+def idle_detail(messages: list[dict[str, Any]], target: Target) -> tuple[str, ...]:
+    """`DETAIL` where somebody asks for one and the target has none."""
+    if target.kind not in _NO_DETAIL:
+        return ()
+    asked = any(
+        part["image_url"].get("detail") not in (None, "auto")
+        for message in messages
+        if type(content := message.get("content")) is list
+        for part in content
+        if part["type"] == "image_url"
+    )
+    return (DETAIL,) if asked else ()
+
+
+def _normalise(message: dict[str, Any], index: int, target: Target) -> dict[str, Any]:
     role = message["role"]
     content = message.get("content")
     if type(content) is not str:
-        content = _join(content, index, vision, model) if content else ""
+        content = _joined(content, index, target) if content else ""
     normal: dict[str, Any] = {"role": "tool" if role == "function" else role, "content": content}
     for key in ("name", "tool_call_id"):
         if message.get(key) is not None:
             normal[key] = message[key]
     if role == "assistant":
-        _add_assistant_parts(normal, message, index, model)
+        _add_assistant_parts(normal, message, index, target.card.id)
     return normal
 
 
-def _join(parts: list[dict[str, Any]], index: int, vision: bool, model: str) -> str | list[dict[str, Any]]:
+def _joined(parts: list[dict[str, Any]], index: int, target: Target) -> str | list[dict[str, Any]]:
     texts: list[str] = []
-    has_images = False
-    for part_index, part in enumerate(parts):
+    kept: list[dict[str, Any]] = []
+    for position, part in enumerate(parts):
         kind = part["type"]
         if kind not in MEDIA_PARTS:
             texts.append(part[kind])
-        elif vision and kind == "image_url":
-            has_images = True
+            if part[kind]:
+                kept.append({"type": "text", "text": part[kind]})
+        elif kind == "image_url" and has_feature(target, "vision"):
+            kept.append({"type": "image_url", "image_url": _picture(part["image_url"], target)})
         else:
-            where = f"messages[{index}].content[{part_index}]"
-            raise UnsupportedParameter(f"{where}: model {model!r} does not take {kind} parts", param=where)
-    return parts if has_images else "\n".join(texts)
+            raise _not_taken(kind, f"messages[{index}].content[{position}]", target)
+    return kept if any(part["type"] == "image_url" for part in kept) else "\n".join(texts)
+
+
+def _picture(picture: dict[str, Any], target: Target) -> dict[str, Any]:
+    own = {"url": picture["url"]}
+    if target.kind not in _NO_DETAIL and picture.get("detail") is not None:
+        own["detail"] = picture["detail"]
+    return own
+
+
+def _not_taken(kind: str, where: str, target: Target) -> UnsupportedParameter:
+    card = target.card
+    sees = kind == "image_url" and "vision" in card.capabilities
+    why = f"on the backend {target.kind!r}" if sees else f"its capabilities: {', '.join(card.capabilities)}"
+    return UnsupportedParameter(
+        f"{where}: the model {card.id!r} does not take {kind} parts{' ' if sees else '; '}{why}", param=where
+    )
 
 
 def _add_assistant_parts(normal: dict[str, Any], message: dict[str, Any], index: int, model: str) -> None:

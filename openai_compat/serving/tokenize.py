@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ from starlette.responses import Response
 
 from backends.tokenizing import DetokenizeRequest, TokenizeRequest
 from backends.types import ChatPrompt, Prompt, TextPrompt
+from openai_compat.media.intake import has_pictures
 from openai_compat.principals import Privacy
 from openai_compat.schemas.limits import check_tools
 from openai_compat.schemas.tokenize import DetokenizeBody, TokenizeBody
@@ -25,6 +27,7 @@ from openai_compat.serving.gateway import (
     require_features,
 )
 from openai_compat.serving.messages import normalise
+from openai_compat.serving.pictures import taken
 
 _encode = msgspec.json.Encoder().encode
 
@@ -40,9 +43,13 @@ async def serve_tokenize(gateway: Gateway, asked: TokenizeBody, request: Request
     require_features(asked.needed, target)
     if asked.tools is not None:
         check_tools(asked.tools, enforced=False)
+    prompt = _prompt(gateway, asked, target)
+    if asked.messages is not None and has_pictures(asked.messages):
+        seen = await taken(gateway.media, asked.messages, request.scope, request.receive)
+        prompt = _prompt(gateway, replace(asked, messages=seen), target)
     wanted = TokenizeRequest(
         model=target.card.id,
-        prompt=_prompt(gateway, asked, target),
+        prompt=prompt,
         add_special_tokens=asked.add_special_tokens,
         with_strings=asked.with_strings,
     )
@@ -88,7 +95,7 @@ def _prompt(gateway: Gateway, asked: TokenizeBody, target: Target) -> Prompt:
     card = target.card
     require_capability(card, "chat", what="chat")
     return ChatPrompt(
-        messages=normalise(asked.messages, vision="vision" in card.capabilities, model=card.id),
+        messages=normalise(asked.messages, target),
         tools=asked.tools,
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,

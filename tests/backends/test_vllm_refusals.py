@@ -24,6 +24,7 @@ from backends.errors import (
     UpstreamQuotaExceeded,
     UpstreamRateLimited,
 )
+from backends.types import ChatPrompt
 from backends.vllm.refusals import error_of, read_refusal
 from backends.vllm.transport import Unreached
 from backends.vllm.upstream import Upstream
@@ -40,6 +41,7 @@ from tests.backends.openai_upstream import (
     text,
     usage,
 )
+from tests.openai_compat.pictures import PNG, data_url, shown
 
 KEY = "sk-the-key"
 
@@ -172,6 +174,28 @@ async def test_a_bad_request_becomes_the_error_that_fits(
 
     assert (type(error), getattr(error, "param", None)) == expected
     assert error.message == message
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("Failed to load image: image file is truncated (3 bytes not processed)", InvalidParameter),
+        ("cannot identify image file <_io.BytesIO object>", InvalidParameter),
+        ("At most 1 image(s) may be provided in one prompt.", InvalidParameter),
+        ("tiny is not a multimodal model", UnsupportedParameter),
+        ("image input is not supported - hint: you may need to provide the mmproj", UnsupportedParameter),
+    ],
+)
+async def test_what_is_said_of_pictures_names_the_one_there_is(
+    server: OpenAIUpstream, upstream: Upstream, message: str, expected: type
+):
+    one, two = (ChatPrompt(messages=shown(*[data_url(PNG)] * number)) for number in (1, 2))
+    error = await refusal_of(server, upstream, refused(400, message), prompt=one)
+    unsure = await refusal_of(server, upstream, refused(400, message), prompt=two)
+
+    assert type(error) is type(unsure) is expected
+    assert (error.param, unsure.param) == ("messages[0].content[1].image_url", "messages")
+    assert message in error.message
 
 
 OF_1000 = "This model's maximum context length is 1000 tokens. However, "

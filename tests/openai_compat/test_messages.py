@@ -9,9 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.errors import UnsupportedParameter
+from backends.types import Feature
 from openai_compat.errors import ValidationFailed
 from openai_compat.schemas.chat import read_chat
-from openai_compat.serving.messages import normalise
+from openai_compat.serving.gateway import Target
+from openai_compat.serving.messages import idle_detail, normalise
+from tests.openai_compat.pictures import shown
+from tests.openai_compat.scripted_backend import ScriptedBackend
+from tests.openai_compat.wire import card
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -26,8 +31,15 @@ def entries(*messages: Any) -> list[dict[str, Any]]:
     return caught.value.entries
 
 
+def target(kind: str = "fake", *, vision: bool = True, sees: bool = True) -> Target:
+    """`vision`: the card says so; `sees`: the backend takes pictures."""
+    capabilities = ("chat", "vision") if vision else ("chat", "completion")
+    features: frozenset[Feature] = frozenset({"vision"}) if sees else frozenset()
+    return Target(card(capabilities=capabilities), kind, ScriptedBackend(kind=kind, features=features))
+
+
 def normal(*messages: Any, vision: bool = False) -> list[dict[str, Any]]:
-    return normalise(check(*messages), vision=vision, model="tiny")
+    return normalise(check(*messages), target(vision=vision))
 
 
 def call(arguments: Any = "{}", **fields: Any) -> dict[str, Any]:
@@ -186,15 +198,60 @@ def test_a_media_part_on_a_text_model_is_refused_by_its_place(part: dict[str, An
 
     assert caught.value.param == "messages[1].content[1]"
     assert "messages[1].content[1]" in caught.value.message
+    assert "its capabilities: chat, completion" in caught.value.message
 
 
-def test_an_image_reaches_a_model_that_takes_images() -> None:
+@pytest.mark.parametrize("kind", ["input_audio", "file", "video_url", "audio_url"])
+def test_a_model_that_takes_pictures_takes_no_other_media(kind: str) -> None:
+    part = {"type": kind, kind: {"url": "https://example.com/"}}
+
+    with pytest.raises(UnsupportedParameter, match=kind) as caught:
+        normal({"role": "user", "content": [part]}, vision=True)
+
+    assert caught.value.param == "messages[0].content[0]"
+
+
+def test_a_backend_without_sight_refuses_pictures_whatever_the_card_says() -> None:
+    with pytest.raises(UnsupportedParameter, match="on the backend 'llamacpp'") as caught:
+        normalise(check(*shown("data:image/png;base64,")), target("llamacpp", sees=False))
+
+    assert caught.value.param == "messages[0].content[1]"
+
+
+def test_a_picture_reaches_a_model_that_takes_pictures_with_the_text_in_its_order() -> None:
     content = [
-        {"type": "text", "text": "?"},
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}},
+        {"type": "text", "text": "Before"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,", "detail": "low"}},
+        {"type": "text", "text": "after"},
     ]
 
     assert normal({"role": "user", "content": content}, vision=True)[0]["content"] == content
+
+
+def test_of_parts_beside_a_picture_only_what_is_known_goes_on() -> None:
+    content = [
+        {"type": "text", "text": "?", "cache_control": {"type": "ephemeral"}},
+        {"type": "text", "text": ""},
+        {"type": "refusal", "refusal": "No."},
+        {"type": "image_url", "image_url": {"url": "data:", "detail": None, "format": "x"}, "uuid": "1"},
+    ]
+
+    assert normal({"role": "user", "content": content}, vision=True)[0]["content"] == [
+        {"type": "text", "text": "?"},
+        {"type": "text", "text": "No."},
+        {"type": "image_url", "image_url": {"url": "data:"}},
+    ]
+
+
+def test_vllm_is_told_of_no_detail_and_the_caller_that_it_does_nothing() -> None:
+    messages = check(*shown("data:", detail="high"))
+    (_, picture) = normalise(messages, target("vllm"))[0]["content"]
+
+    assert picture["image_url"] == {"url": "data:"}
+    assert idle_detail(messages, target("vllm")) == ("image_url.detail",)
+    assert idle_detail(messages, target("litellm")) == ()
+    assert idle_detail(check(*shown("data:", detail="auto")), target("vllm")) == ()
+    assert idle_detail(check(USER), target("vllm")) == ()
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
