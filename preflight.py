@@ -15,11 +15,15 @@ import subprocess
 import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Final
 
 from models.card import BackendKind
 from openai_compat.principals import parse_principals
+from openai_compat.reserve import reserve
 from settings import Args, Settings, SettingsError
 
+INSTANCE_BYTES: Final = 4 << 20
+"""The table of the rate limit takes half a megabyte, and each worker's first metrics a quarter."""
 _PACKAGE_OF = {"llamacpp": "llama_cpp", "litellm": "litellm", "vllm": "vllm"}
 
 
@@ -123,12 +127,17 @@ def instance_dir(supervisor_pid: int) -> Path:
 def make_instance_dir(supervisor_pid: int) -> Path:
     """The same, made anew: whatever a dead process with this id left is removed. Only its owner may enter.
 
-    Raises: SettingsError when somebody else owns that name.
+    Raises: SettingsError when somebody else owns that name, or the disk has no room for what the workers will map.
     """
     path = instance_dir(supervisor_pid)
     shutil.rmtree(path, ignore_errors=True)
     try:
         path.mkdir(mode=0o700)
+        with tempfile.TemporaryFile(dir=path) as probe:
+            reserve(probe.fileno(), INSTANCE_BYTES)
     except OSError as error:
-        raise SettingsError(f"the folder {path} cannot be made ({error.strerror})") from error
+        shutil.rmtree(path, ignore_errors=True)
+        raise SettingsError(
+            f"the folder {path} cannot be made or filled ({error.strerror}); TMPDIR may name another place"
+        ) from error
     return path

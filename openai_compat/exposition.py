@@ -9,19 +9,28 @@ from __future__ import annotations
 
 import fcntl
 import itertools
+import logging
 import os
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.utils import floatToGoString
+from typing_extensions import override
+
+from openai_compat.reserve import reserve
 
 _generation = itertools.count()
 _MAX_DEAD = 8
+_FIRST_BYTES: Final = 1 << 16
+_ENTRY_BYTES: Final = 28
+"""Of a number at the most, beside its key."""
+
+_log = logging.getLogger(__name__)
 
 
 class NumberFile(Protocol):
@@ -35,6 +44,44 @@ class NumberFile(Protocol):
 
     def close(self) -> None:
         """Close the file."""
+
+
+class _Numbers(MmapedDict):
+    """Has the disk's blocks before it writes into them. Where the disk has none left, the constructor and `read_value`
+    of a new key raise OSError."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("ab") as file:
+            size = os.fstat(file.fileno()).st_size
+            try:
+                reserve(file.fileno(), max(_FIRST_BYTES, size))
+            except OSError:
+                if not size:
+                    path.unlink()  # an empty file cannot be read by those who scrape
+                raise
+        super().__init__(str(path))  # type: ignore[no-untyped-call]
+
+    @override
+    def _init_value(self, key: str) -> None:
+        needed = self._used + len(key.encode()) + _ENTRY_BYTES
+        if needed > self._capacity:
+            reserve(self._f.fileno(), 2 * self._capacity)
+        super()._init_value(key)  # type: ignore[no-untyped-call]
+
+
+class _Unwritten:
+    """Numbers for which the disk has no room: they are counted, and no scrape shows them."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, tuple[float, float]] = {}
+
+    def read_value(self, key: str) -> tuple[float, float]:
+        return self._values.setdefault(key, (0.0, 0.0))
+
+    def write_value(self, key: str, value: float, timestamp: float) -> None:
+        self._values[key] = (value, timestamp)
+
+    def close(self) -> None: ...
 
 
 class Cell:
@@ -86,22 +133,22 @@ class SeriesFiles:
     """The series of this process in `directory`. Used from one thread; `render` may run in another."""
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
+        self._is_full = False
         # The second part keeps two sets of one process apart; after a restart under the same pid (a
         # container) the files are found again and the counters go on.
         owner = f"{os.getpid()}-{next(_generation)}"
-        self._counters = _open(directory / f"counter_{owner}.db")
-        self._histograms = _open(directory / f"histogram_{owner}.db")
-        self._gauges = _open(directory / f"gauge_livesum_{owner}.db")
+        self._counters = self._open(f"counter_{owner}.db")
+        self._histograms = self._open(f"histogram_{owner}.db")
+        self._gauges = self._open(f"gauge_livesum_{owner}.db")
 
     def counter(self, name: str, about: str, labels: dict[str, str]) -> Cell:
         """A counter; `name` ends in `_total`."""
-        return Cell(self._counters, _key(name.removesuffix("_total"), name, labels, about))
+        return self._cell(self._counters, _key(name.removesuffix("_total"), name, labels, about))
 
     def gauge(self, name: str, about: str, labels: dict[str, str]) -> Cell:
         """A gauge that starts at 0; a scrape shows the sum over the processes that live."""
-        cell = Cell(self._gauges, _key(name, name, labels, about))
+        cell = self._cell(self._gauges, _key(name, name, labels, about))
         cell.set(0.0)
         return cell
 
@@ -110,10 +157,11 @@ class SeriesFiles:
     ) -> HistogramCells:
         """A histogram with these upper bounds."""
         cells = [
-            Cell(self._histograms, _key(name, name + "_bucket", labels | {"le": le}, about))
+            self._cell(self._histograms, _key(name, name + "_bucket", labels | {"le": le}, about))
             for le in (*map(floatToGoString, bounds), "+Inf")
         ]
-        return HistogramCells(cells, Cell(self._histograms, _key(name, name + "_sum", labels, about)), bounds)
+        total = self._cell(self._histograms, _key(name, name + "_sum", labels, about))
+        return HistogramCells(cells, total, bounds)
 
     def render(self) -> bytes:
         """The text of every process that writes into the directory. One process at a time renders."""
@@ -130,6 +178,30 @@ class SeriesFiles:
         for file in (self._counters, self._histograms, self._gauges):
             file.close()
 
+    def _open(self, name: str) -> NumberFile:
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            return _open(self._directory / name)
+        except OSError as error:
+            self._note_full(error)
+            return _Unwritten()
+
+    def _cell(self, file: NumberFile, key: str) -> Cell:
+        try:
+            return Cell(file, key)
+        except OSError as error:
+            self._note_full(error)
+            return Cell(_Unwritten(), key)
+
+    def _note_full(self, error: OSError) -> None:
+        if not self._is_full:
+            self._is_full = True
+            _log.error(
+                "there is no room for metrics in %s (%s): new series are not shown",
+                self._directory,
+                error.strerror,
+            )
+
     def _forget_the_dead(self) -> None:
         """A gauge of a process that is gone means nothing; its counters still do, so they go into the
         archive, lest a worker that keeps dying fills the folder and slows every scrape."""
@@ -138,7 +210,10 @@ class SeriesFiles:
         for kind in ("counter", "histogram"):
             dead = self._dead(kind)
             if len(dead) > _MAX_DEAD:
-                self._archive(kind, dead)
+                try:
+                    self._archive(kind, dead)
+                except OSError as error:  # the files stay as they are
+                    self._note_full(error)
 
     def _dead(self, kind: str) -> list[Path]:
         """Files of this kind whose process is gone. The archive's owner is `0-0`, which is nobody's pid."""
@@ -192,7 +267,7 @@ def merge_texts(texts: Iterable[bytes]) -> bytes:
 
 
 def _open(path: Path) -> NumberFile:
-    return cast(NumberFile, MmapedDict(str(path)))  # type: ignore[no-untyped-call]
+    return cast(NumberFile, _Numbers(path))
 
 
 def _read(path: Path) -> Iterable[tuple[str, float]]:

@@ -25,6 +25,8 @@ import threading
 from pathlib import Path
 from typing import Final
 
+from openai_compat.reserve import reserve
+
 WAYS = 8
 _SET = struct.Struct("<" + "16sd" * WAYS)
 _ENTRY = struct.Struct("<16sd")
@@ -199,9 +201,9 @@ def _try_lock(fd: int, offset: int) -> bool:
 
 
 def _open_private(path: Path, size: int) -> int:
-    """Open or create `path` with at least `size` bytes, for this user only."""
+    """Open or create `path` with at least `size` bytes, for this user only. Raises: OSError where there is no room."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    if os.fstat(fd).st_size < size:
-        os.ftruncate(fd, size)
+    if size:
+        reserve(fd, size)
     return fd
