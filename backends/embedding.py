@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from backends.provenance import Provenance
 from backends.types import TextPrompt, TokenPrompt
 
 EmbeddingInput = TextPrompt | TokenPrompt
@@ -22,6 +23,8 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """At least one, and none of them empty."""
     dimensions: int | None = None
     """Length of the vectors: the first so many numbers, brought back to length 1. None: the model's own."""
+    wants_provenance: bool = False
+    """As of `GenerationRequest`."""
 
 
 class Embeddings(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -32,6 +35,8 @@ class Embeddings(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Of all inputs together."""
     cost_usd: float | None = None
     """None where nobody takes money, or nobody knows the price."""
+    provenance: Provenance | None = None
+    """Where the request wants it."""
 
 
 class RerankRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

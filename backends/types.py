@@ -18,6 +18,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from backends.provenance import Provenance
+
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 """What may reach the wire: a stop string, stop token or end of turn (`stop`); `max_tokens` or the context's end
 (`length`); the model called tools; the provider cut the text. An abort or a failure is never a finish reason."""
@@ -126,6 +128,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """Text after the answer (legacy completions)."""
     best_of: int | None = None
     """Candidates per prompt, more than `n`; None is `n`."""
+    wants_provenance: bool = False
+    """`Finished` is to say how the answer was made. No part of the question: nothing of it reaches an engine."""
 
 
 Feature = Literal[
@@ -218,6 +222,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
+    provenance: Provenance | None = None
+    """Where the request wants it."""
 
 
 Event = Started | TextDelta | ReasoningDelta | ToolCallDelta | ChoiceFinished | Finished

@@ -15,6 +15,7 @@ from typing_extensions import override
 from backends.embedding import EmbeddingRequest, Embeddings, Ranking, RerankRequest, Score
 from backends.errors import ContextLengthExceeded, InvalidParameter, UnsupportedParameter
 from backends.fake import tokens
+from backends.fake.provenance import provenance_of
 from backends.loader import LoadedModel, refused
 from backends.types import EventBatch, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 
@@ -53,7 +54,8 @@ class FakeEmbeddingModel(LoadedModel):
         ids = [self._ids(prompt) for prompt in request.inputs]
         vectors = [_vector(one, request.dimensions or DIMENSIONS) for one in ids]
         packed = tuple(struct.pack(f"<{len(vector)}f", *vector) for vector in vectors)
-        return Embeddings(packed, sum(map(len, ids)))
+        told = provenance_of(self.context_length) if request.wants_provenance else None
+        return Embeddings(packed, sum(map(len, ids)), provenance=told)
 
     @override
     async def rerank(self, request: RerankRequest) -> Ranking:

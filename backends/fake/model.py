@@ -14,6 +14,7 @@ from backends.clock import Clock
 from backends.errors import BackendFailed, ContextLengthExceeded, UnsupportedParameter
 from backends.fake import tokens
 from backends.fake.intent import Intent, intent_of
+from backends.fake.provenance import provenance_of
 from backends.fake.sequence import Answer, Sequence
 from backends.loader import LoadedModel
 from backends.tokenizing import TokenizeRequest, Tokens
@@ -159,7 +160,8 @@ class FakeModel(LoadedModel):
             )
             done = self._clock.now()
             times = (queue_ms, (first - started) * 1000, (done - first) * 1000)
-            batch.append(Finished(usage, *times))
+            told = provenance_of(self.context_length) if request.wants_provenance else None
+            batch.append(Finished(usage, *times, told))
             yield batch
 
     def _steps_due(self, taken: int, first: float, *, stream: bool) -> int:

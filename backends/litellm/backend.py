@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from typing_extensions import override
@@ -31,6 +32,7 @@ from backends.litellm.errors import Translator
 from backends.litellm.offers import offered_models
 from backends.litellm.parameters import plan
 from backends.litellm.patience import Cooldowns, Patience
+from backends.litellm.provenance import provenance_of
 from backends.litellm.run import Run
 from backends.litellm.upgrades import tell
 from backends.tokenizing import TokenizeRequest, Tokens
@@ -197,7 +199,13 @@ class LiteLLMBackend(Backend):
         planned = plan(request, deployment)
         deadline = self._deadline()
         run = Run(
-            request.request_id, request.model, num_prompts=len(request.prompts), hold=not request.stream
+            request.request_id,
+            request.model,
+            num_prompts=len(request.prompts),
+            hold=not request.stream,
+            testify=partial(provenance_of, deployment, request.sampling)
+            if request.wants_provenance
+            else None,
         )
         for part in planned.parts:
             call = Call(

@@ -21,6 +21,7 @@ from backends.litellm.choice import Choice
 from backends.litellm.deployment import Deployment
 from backends.litellm.errors import Translator
 from backends.litellm.parameters import Part, Plan
+from backends.litellm.provenance import Testimony
 from backends.litellm.transport import Connection
 from backends.litellm.usage import Tokens
 from backends.types import EventBatch, Prompt
@@ -73,6 +74,7 @@ class Call:
         self._passed_on = False
         self._connection = Connection()
         self.tokens: list[Tokens] = []
+        self.testimony = Testimony()
 
     def close(self) -> None:
         """Close the connection, whatever it is doing. The task that runs the call is cancelled by its owner."""
@@ -95,6 +97,7 @@ class Call:
             road.cooldowns.check(label)
             self._connection = Connection(self._deployment.provider)
             transport.current.set(self._connection)
+            self.testimony.sent, self.testimony.retries = arguments, attempt
             try:
                 await self._once(arguments)
             except Exception as exc:
@@ -176,6 +179,7 @@ class Call:
         choices = list(getattr(answer, "choices", None) or ())
         if not choices:
             raise UpstreamError(f"The provider {self._deployment.provider!r} answered with no choice")
+        self.testimony.hear(answer)
         counts = getattr(answer, "usage", None)
         tokens = usage.reported([counts])
         events: EventBatch = []
@@ -212,6 +216,8 @@ class Call:
                     continue
                 self._check_stream()
                 one = chunk.choices[0]
+                if one.finish_reason is not None or not self._passed_on:
+                    self.testimony.hear(chunk)
                 events = choice.add(one.delta, getattr(one, "logprobs", None))
                 if events:
                     self._passed_on = True

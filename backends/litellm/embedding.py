@@ -21,6 +21,7 @@ from backends.litellm import patience as waits
 from backends.litellm import transport, usage
 from backends.litellm.call import Road
 from backends.litellm.deployment import Deployment
+from backends.litellm.provenance import Testimony, provenance_of
 from backends.litellm.transport import Connection
 from backends.litellm.watch import Tail
 from backends.types import TokenPrompt
@@ -33,9 +34,16 @@ async def embed(road: Road, deployment: Deployment, request: EmbeddingRequest, d
     inputs = [
         prompt.token_ids if isinstance(prompt, TokenPrompt) else prompt.text for prompt in request.inputs
     ]
+    testimony = Testimony()
     try:
         answer, said_usd = await _asked(
-            road, deployment, request.model, deadline, road.sdk.aembedding, input=inputs
+            road,
+            deployment,
+            request.model,
+            deadline,
+            road.sdk.aembedding,
+            testimony=testimony,
+            input=inputs,
         )
     except ContextLengthExceeded as error:
         error.param = "input"
@@ -55,7 +63,8 @@ async def embed(road: Road, deployment: Deployment, request: EmbeddingRequest, d
     num_tokens = _count(_get(_get(answer, "usage"), "prompt_tokens"))
     if not num_tokens:
         num_tokens = await asyncio.to_thread(_estimate, road, deployment, request.inputs)
-    return Embeddings(whole, num_tokens, _cost(road, deployment, answer, num_tokens, said_usd))
+    told = provenance_of(deployment, None, [testimony]) if request.wants_provenance else None
+    return Embeddings(whole, num_tokens, _cost(road, deployment, answer, num_tokens, said_usd), told)
 
 
 async def rerank(road: Road, deployment: Deployment, request: RerankRequest, deadline: float) -> Ranking:
@@ -69,6 +78,7 @@ async def rerank(road: Road, deployment: Deployment, request: RerankRequest, dea
         request.model,
         deadline,
         road.sdk.arerank,
+        testimony=Testimony(),
         query=request.query,
         documents=list(request.documents),
         return_documents=False,
@@ -108,6 +118,8 @@ async def _asked(
     model: str,
     deadline: float,
     call: Callable[..., Awaitable[Any]],
+    *,
+    testimony: Testimony,
     **arguments: Any,
 ) -> tuple[Any, float | None]:
     """The answer of `call`, and what it says that it cost. Cancelling it closes the connection."""
@@ -132,6 +144,8 @@ async def _asked(
             error = road.translator.translate(exc, deployment, connection, model=model)
         else:
             road.cooldowns.succeeded(deployment.label)
+            testimony.retries = attempt
+            testimony.hear(answer)
             return answer, tail.cost_usd
         finally:
             connection.close()

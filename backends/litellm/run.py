@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Final
 
 from backends.errors import ServiceError
 from backends.litellm import usage
 from backends.litellm.call import Call
+from backends.litellm.provenance import Testimony
+from backends.provenance import Provenance
 from backends.types import EventBatch, Finished, Started, Usage
 
 HIGH_WATER_EVENTS: Final = 512
@@ -19,12 +21,22 @@ CLOSE_WAIT_S: Final = 2.0
 
 
 class Run:
-    """`hold`: nobody reads before the end, so everything comes in one batch."""
+    """`hold`: nobody reads before the end, so everything comes in one batch. `testify`: makes of what the calls heard
+    what the request wants to be told; None: it wants nothing."""
 
-    def __init__(self, request_id: str, model: str, *, num_prompts: int, hold: bool) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        *,
+        num_prompts: int,
+        hold: bool,
+        testify: Callable[[Iterable[Testimony]], Provenance] | None = None,
+    ) -> None:
         self.request_id = request_id
         self.model = model
         self._hold = hold
+        self._testify = testify
         self._calls: list[tuple[int, Call]] = []
         self._num_prompts = num_prompts
         self._tasks: list[asyncio.Task[None]] = []
@@ -81,7 +93,8 @@ class Run:
             if first is None:
                 first = now
                 batch.insert(0, Started(0.0, counted.prompt_tokens))
-            batch.append(Finished(counted, 0.0, (first - begun) * 1000, (now - first) * 1000))
+            told = self._testify(call.testimony for _, call in self._calls) if self._testify else None
+            batch.append(Finished(counted, 0.0, (first - begun) * 1000, (now - first) * 1000, told))
             yield batch
         finally:
             await self._close()

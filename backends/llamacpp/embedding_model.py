@@ -21,6 +21,7 @@ from backends.llamacpp.embedding import EmbeddingConfig, EmbeddingContext
 from backends.llamacpp.embedding_pace import Pace
 from backends.llamacpp.model import GgufModel
 from backends.llamacpp.pairs import PairFrame
+from backends.llamacpp.provenance import BATCHED, Witness
 from backends.llamacpp.wordpiece import WordPiece
 from backends.loader import LoadedModel, refused
 from backends.tokenizing import DetokenizeRequest, TokenizeRequest, Tokens
@@ -51,8 +52,10 @@ class EmbeddingModel(LoadedModel):
         memory_bytes: int,
         make_batcher: BatcherFactory[Any, Any],
         is_generating: Callable[[], bool],
+        witness: Witness | None = None,
     ) -> None:
         """Loads nothing but a context; may run in another thread than the event loop's. `is_generating`: as `Pace`.
+        `witness`: as of `LlamaCppModel`.
 
         Raises: InsufficientMemory.
         """
@@ -60,6 +63,7 @@ class EmbeddingModel(LoadedModel):
         self.context_length = min(context_length, config.max_tokens)
         self.memory_bytes = memory_bytes
         self._model = model
+        self._witness = witness
         self._wordpiece = WordPiece.of(model)
         self._context = EmbeddingContext(model, config)
         self._pace = Pace(is_generating)
@@ -93,10 +97,14 @@ class EmbeddingModel(LoadedModel):
         if self._context.is_reranker:
             return await super().embed(request)
         check_dimensions(request.dimensions, self._context.num_dimensions)
+        witness = self._witness if request.wants_provenance else None
+        if witness is not None:
+            witness.begin()
         texts = await self._read(sum(map(_size, request.inputs)), self._tokenize_all, request.inputs)
         rows = await self._rows(texts)
         vectors = tuple(pack(row, request.dimensions) for row in rows)
-        return Embeddings(vectors, sum(map(len, texts)))
+        told = await witness.testify(texts, why_not=BATCHED) if witness is not None else None
+        return Embeddings(vectors, sum(map(len, texts)), provenance=told)
 
     @override
     async def rerank(self, request: RerankRequest) -> Ranking:
@@ -222,6 +230,8 @@ class EmbeddingModel(LoadedModel):
 
     async def _close(self) -> None:
         self._batcher.close()
+        if self._witness is not None:
+            self._witness.close()
         while self._in_threads:
             await asyncio.wait(self._in_threads)
         self._engine.shutdown(wait=False)

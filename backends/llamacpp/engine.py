@@ -192,6 +192,13 @@ class Engine:
         )
 
     @property
+    def is_exact(self) -> bool:
+        """A greedy or seeded request gets the same tokens each time: nothing of the model runs elsewhere than on the
+        CPU, and every slot has cells of its own. May be read from any thread."""
+        context = self._context.config
+        return context.flash_attention is False and not context.kv_unified
+
+    @property
     def num_running(self) -> int:
         """Requests with a sequence in a slot. May be read from any thread; a step old at most."""
         return len({id(sequence.job) for sequence in list(self._running)})

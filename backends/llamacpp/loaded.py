@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import msgspec
 from typing_extensions import override
 
 from backends import codec
@@ -25,6 +26,7 @@ from backends.llamacpp.constraint_source import source_of, with_gbnf
 from backends.llamacpp.conversation import Manner, manner_of, told
 from backends.llamacpp.engine import Delivery, Engine, EngineConfig, Job
 from backends.llamacpp.model import GgufModel
+from backends.llamacpp.provenance import SHARED, Witness
 from backends.llamacpp.reading import Reading, told_again
 from backends.llamacpp.sampler import check_grammar, check_token_ids, draw_seed
 from backends.llamacpp.template import ChatTemplate
@@ -87,14 +89,19 @@ class LlamaCppModel(LoadedModel):
         *,
         memory_bytes: int,
         loop: asyncio.AbstractEventLoop,
+        witness: Witness | None = None,
     ) -> None:
-        """May run in another thread than `loop`'s. Raises: InsufficientMemory."""
+        """May run in another thread than `loop`'s. `witness` None: nothing is told of where answers come from.
+
+        Raises: InsufficientMemory.
+        """
         self.card_id = card_id
         self.context_length = config.context_length
         self.memory_bytes = memory_bytes
         self._model = model
         self._template = template
         self._loop = loop
+        self._witness = witness
         self._jobs: dict[str, set[Job]] = {}
         self._constraints = ConstraintCompiler(model)
         self._trying = asyncio.Lock()
@@ -121,6 +128,9 @@ class LlamaCppModel(LoadedModel):
     @override
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EventBatch, None]:
         inbox = Inbox()
+        witness = self._witness if request.wants_provenance else None
+        if witness is not None:
+            witness.begin()
         request = told(request, self._template)
         job, manner = await self._job(request, inbox)
         copies = request.n if job.n < request.n else 1
@@ -131,7 +141,12 @@ class LlamaCppModel(LoadedModel):
         try:
             while not is_over:
                 events = await inbox.take()
-                is_over = type(events[-1]) is Finished
+                last = events[-1]
+                is_over = type(last) is Finished
+                if is_over and witness is not None:
+                    why_not = None if self._engine.is_exact else SHARED
+                    found = await witness.testify(job.prompts, job.params, why_not=why_not)
+                    events[-1] = msgspec.structs.replace(last, provenance=found)
                 if reading is not None:
                     events = reading.read(events)
                 if copies > 1:
@@ -304,6 +319,8 @@ class LlamaCppModel(LoadedModel):
         await asyncio.to_thread(self._free)
 
     def _free(self) -> None:
+        if self._witness is not None:
+            self._witness.close()
         self._engine.close()
         self._constraints.close()
         self._model.close()

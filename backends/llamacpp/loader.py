@@ -9,11 +9,13 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
 from backends.batching import BatcherFactory, Unbatched
+from backends.digest import ModelDigest
 from backends.llamacpp.context import ContextConfig
 from backends.llamacpp.embedding import MAX_SEQUENCES, EmbeddingConfig
 from backends.llamacpp.embedding_model import EmbeddingModel
@@ -21,15 +23,17 @@ from backends.llamacpp.engine import EngineConfig
 from backends.llamacpp.lib import llama
 from backends.llamacpp.loaded import LlamaCppModel
 from backends.llamacpp.model import GgufModel
+from backends.llamacpp.provenance import Witness
 from backends.llamacpp.template import compile_template
 from backends.loader import LoadedModel, ModelLoader
 from backends.main_memory import available_bytes
 from backends.parsing.reasoning import ThoughtMarkers
 from backends.processors import usable_cores
 from backends.types import LoadProgress
+from models.digest import weight_files
 from models.errors import SourceUnavailable
 from models.gguf import GgufHeader, read_header
-from models.sources import local_path, materialise
+from models.sources import local_path, materialise, verified_sha256
 
 if TYPE_CHECKING:
     from models.card import ModelCard
@@ -148,9 +152,10 @@ class LlamaCppLoader(ModelLoader):
         gc.freeze()
         model = GgufModel(path, n_gpu_layers=self._options.n_gpu_layers, on_progress=on_fraction)
         try:
-            return (
-                self._embedding(card, model) if header.has_pooling else self._start(card, header, model, loop)
-            )
+            digest = _digest(path)
+            if header.has_pooling:
+                return self._embedding(card, model, digest)
+            return self._start(card, header, model, digest, loop)
         except BaseException:
             model.close()
             raise
@@ -160,6 +165,7 @@ class LlamaCppLoader(ModelLoader):
         card: ModelCard,
         header: GgufHeader,
         model: GgufModel,
+        digest: ModelDigest,
         loop: asyncio.AbstractEventLoop,
     ) -> LlamaCppModel:
         options = self._options
@@ -192,9 +198,17 @@ class LlamaCppLoader(ModelLoader):
             cell_bytes=_cell_bytes(header),
             spare_bytes=self._spare_bytes,
         )
-        return LlamaCppModel(card.id, model, template, config, memory_bytes=self._bytes(header), loop=loop)
+        return LlamaCppModel(
+            card.id,
+            model,
+            template,
+            config,
+            memory_bytes=self._bytes(header),
+            loop=loop,
+            witness=Witness(digest, context_length=config.context_length),
+        )
 
-    def _embedding(self, card: ModelCard, model: GgufModel) -> EmbeddingModel:
+    def _embedding(self, card: ModelCard, model: GgufModel, digest: ModelDigest) -> EmbeddingModel:
         options = self._options
         limits = (options.n_ctx, model.train_context_length, card.context_length)
         context_length = min(limit for limit in limits if limit)
@@ -213,6 +227,7 @@ class LlamaCppLoader(ModelLoader):
             memory_bytes=model.weights_bytes + _EMBEDDING_COMPUTE_BYTES,
             make_batcher=options.make_batcher,
             is_generating=self._is_generating,
+            witness=Witness(digest, context_length=min(context_length, config.max_tokens)),
         )
 
     def _is_generating(self) -> bool:
@@ -222,6 +237,12 @@ class LlamaCppLoader(ModelLoader):
         """Half of what is free: the old cache stays until the new one holds its content, and others need memory too."""
         budget = self._options.memory_budget_bytes
         return available_bytes() // 2 if budget is None else min(budget, available_bytes())
+
+
+def _digest(path: Path) -> ModelDigest:
+    """Known at once where the card's checksum was verified when the file was opened."""
+    files = weight_files(path)
+    return ModelDigest(files, known=verified_sha256(path) if len(files) == 1 else None)
 
 
 def _cell_bytes(header: GgufHeader) -> int:

@@ -15,8 +15,9 @@ from backends.embedding import EmbeddingRequest, Embeddings, Ranking, RerankRequ
 from backends.errors import BackendError, BackendFailed, BackendUnavailable, InvalidParameter, UpstreamError
 from backends.loader import LoadedModel
 from backends.tokenizing import DetokenizeRequest, TokenizeRequest, Tokens
-from backends.types import EventBatch, GenerationRequest, Prompt, TokenPrompt
+from backends.types import EventBatch, Finished, GenerationRequest, Prompt, TokenPrompt
 from backends.vllm.process import EngineProcess
+from backends.vllm.provenance import Witness
 from backends.vllm.pulse import until_stuck
 from backends.vllm.upstream import Upstream
 
@@ -48,6 +49,7 @@ class VLLMModel(LoadedModel):
         memory_bytes: int,
         num_vocab_tokens: int | None,
         stall_timeout_s: float | None = None,
+        witness: Witness | None = None,
     ) -> None:
         self.card_id = card_id
         self.context_length = context_length
@@ -56,6 +58,7 @@ class VLLMModel(LoadedModel):
         self._upstream = upstream
         self._num_vocab_tokens = num_vocab_tokens
         self._stall_timeout_s = stall_timeout_s
+        self._witness = witness
         self._pulse: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -89,9 +92,16 @@ class VLLMModel(LoadedModel):
     @override
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EventBatch, None]:
         self._check_token_ids(request)
+        witness = self._witness if request.wants_provenance else None
+        if witness is not None:
+            witness.begin()
         try:
             async with aclosing(self._upstream.generate(request, served_name=self.card_id)) as batches:
                 async for batch in batches:
+                    last = batch[-1]
+                    if witness is not None and type(last) is Finished and last.provenance is not None:
+                        told = await witness.testify(last.provenance)
+                        batch[-1] = msgspec.structs.replace(last, provenance=told)
                     yield batch
         except BackendFailed as error:
             # Aborted: by its caller, or because the model was closed under it, which a dead engine's is.
@@ -104,8 +114,14 @@ class VLLMModel(LoadedModel):
         for prompt in request.inputs:
             if isinstance(prompt, TokenPrompt) and self._num_vocab_tokens is not None:
                 _check_ids(prompt.token_ids, self._num_vocab_tokens, "input")
+        witness = self._witness if request.wants_provenance else None
+        if witness is not None:
+            witness.begin()
         try:
-            return await self._upstream.embed(request, served_name=self.card_id)
+            found = await self._upstream.embed(request, served_name=self.card_id)
+            if witness is not None and found.provenance is not None:
+                found = msgspec.structs.replace(found, provenance=await witness.testify(found.provenance))
+            return found
         except (UpstreamError, BackendUnavailable) as error:
             raise await self._cause_of(error) from None
 
@@ -181,6 +197,8 @@ class VLLMModel(LoadedModel):
     @override
     async def aclose(self) -> None:
         self._closing = True
+        if self._witness is not None:
+            self._witness.close()
         if self._pulse is not None:
             self._pulse.cancel()
         await self._upstream.aclose()

@@ -31,6 +31,7 @@ from backends.vllm.loaded import VLLMModel
 from backends.vllm.memory import Gpu, visible_gpus
 from backends.vllm.options import GIB, Device, VLLMOptions, command_of, environment_of, template_file
 from backends.vllm.process import EngineProcess
+from backends.vllm.provenance import Witness, machine_of
 from backends.vllm.upstream import Upstream
 from backends.vllm.weights import WeightsFacts, read_facts
 from models.errors import SourceUnavailable
@@ -190,6 +191,9 @@ class VLLMLoader(ModelLoader):
             memory_bytes=size,
             num_vocab_tokens=facts.num_vocab_tokens,
             stall_timeout_s=self._options.stall_timeout_s,
+            witness=Witness(
+                model, context_length=context_length, machine=machine_of(self.device, self._gpus)
+            ),
         )
 
 

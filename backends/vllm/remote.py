@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import msgspec
 from typing_extensions import override
 
 from backends.base import Backend
@@ -29,6 +30,7 @@ from backends.types import (
     BackendHealth,
     ChatPrompt,
     EventBatch,
+    Finished,
     GenerationRequest,
     LoadProgress,
     ModelStatus,
@@ -118,15 +120,21 @@ class RemoteBackend(Backend):
         key = conversation_key(request) if len(self._servers) > 1 else None
         left = set(self._serving(name))
         error: ServiceError | ModelError | None = None
+        retries = -1
         self._running[card.id] += 1
         try:
             while (index := self._balancer.pick(key, self._loads(), self._well(left))) is not None:
                 left.discard(index)
+                retries += 1
                 with self._attempt_at(index, error) as attempt:
                     upstream = self._servers[index].upstream
                     async with aclosing(upstream.attempt(request, served_name=name)) as batches:
                         async for batch in batches:
                             attempt.answered()
+                            last = batch[-1]
+                            if retries and type(last) is Finished and last.provenance is not None:
+                                told = msgspec.structs.replace(last.provenance, retries=retries)
+                                batch[-1] = msgspec.structs.replace(last, provenance=told)
                             yield batch
                     return
                 error = attempt.error

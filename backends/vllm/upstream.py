@@ -25,11 +25,13 @@ from backends.errors import (
 )
 from backends.link import NotHttp, OpenExchange, PeerGone
 from backends.pictures import places
+from backends.provenance import Provenance
 from backends.tokenizing import DetokenizeRequest, TokenizeRequest, Tokens
 from backends.types import ChatPrompt, EventBatch, Finished, GenerationRequest, Prompt, Started, Usage
 from backends.vllm import counting, pooling, refusals, transport
 from backends.vllm.answers import Answer
 from backends.vllm.listing import Listing, ServedModel
+from backends.vllm.provenance import Version, provenance_of
 from backends.vllm.reading import read_answer
 from backends.vllm.refusals import Refusal, error_of, read_refusal
 from backends.vllm.transport import InternalFailure, Transport, Unreached
@@ -56,6 +58,7 @@ class Upstream:
         self._listing: Listing | None = None
         self._quirks: set[Quirk] = set()
         self._running = 0
+        self._version = Version()
         self.received = 0
         """Batches of events, of all generations so far."""
 
@@ -90,12 +93,26 @@ class Upstream:
             async with aclosing(self._batches(request, served_name, call)) as batches:
                 async for batch in batches:
                     self.received += 1
+                    last = batch[-1]
+                    if request.wants_provenance and type(last) is Finished:
+                        told = await self._provenance(request, call.plan)
+                        batch[-1] = msgspec.structs.replace(last, provenance=told)
                     yield batch
         finally:
             self._running -= 1
             calls.discard(call)
             if not calls:
                 self._calls.pop(request.request_id, None)
+
+    async def _provenance(self, request: GenerationRequest | None, plan: Plan | None) -> Provenance:
+        dialect = (await self._known()).dialect
+        return provenance_of(dialect, await self._version.of(self._get, dialect), request, plan)
+
+    async def _get(self, path: str) -> tuple[int, bytes]:
+        """Raises: TimeoutError, BackendUnavailable, UpstreamError."""
+        async with asyncio.timeout(HEALTH_TIMEOUT_S):
+            status, _, body = await self.call("GET", path, b"")
+        return status, body
 
     async def abort(self, request_id: str) -> None:
         """End a generation: its connection closes, its generator raises BackendFailed. Others are no error."""
@@ -143,7 +160,10 @@ class Upstream:
         async def count(prompt: Prompt) -> int:
             return await self.count_tokens(served_name, prompt)
 
-        return await pooling.embed(self._answering(request.model), count, request, served_name)
+        found = await pooling.embed(self._answering(request.model), count, request, served_name)
+        if request.wants_provenance:
+            found = msgspec.structs.replace(found, provenance=await self._provenance(None, None))
+        return found
 
     async def rerank(self, request: RerankRequest, *, served_name: str) -> Ranking:
         """As `Backend.rerank`; otherwise as `embed`."""
@@ -225,6 +245,7 @@ class Upstream:
         begun = time.monotonic()
         plan = await self._plan(request, served_name)
         while plan is not None:
+            call.plan = plan
             exchange = await self._transport.send(
                 "POST", plan.path, plan.encode(), request_id=request.request_id, began=call.attach
             )
@@ -245,6 +266,7 @@ class Upstream:
             finally:
                 exchange.close(asyncio.get_running_loop().time())
             call.detach()
+            call.plan = None
             try:
                 plan = await self._replan(plan, refusal, request, served_name)
             except InternalFailure as failure:
@@ -363,6 +385,7 @@ class Upstream:
                             )
                     if events:
                         yield events
+        call.plan = None  # one of several
         usage = Usage(prompt_tokens, completion_tokens, cached_tokens, is_estimated=is_estimated)
         yield [Finished(usage, 0.0, (first - begun) * 1000, (time.monotonic() - first) * 1000)]
 
@@ -422,11 +445,13 @@ def _object_of(answer: bytes) -> dict[str, Any]:
 
 
 class _Call:
-    """A generation under way, as far as `abort` must know it."""
+    """A generation under way, as far as `abort` must know it, and a receipt."""
 
-    __slots__ = ("_aborted", "_exchange")
+    __slots__ = ("_aborted", "_exchange", "plan")
 
     def __init__(self) -> None:
+        self.plan: Plan | None = None
+        """What the server was asked; None between two calls, and after several."""
         self._aborted = False
         self._exchange: OpenExchange | None = None
 

@@ -250,6 +250,35 @@ class BackendContract:
             await events_of(backend, request(model, **wanted))
         )
 
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_how_an_answer_was_made_is_told_where_it_is_wanted_and_changes_nothing(
+        self, backend: Backend, model: str, stream: bool
+    ):
+        plain = await events_of(backend, request(model, stream=stream))
+        asked = await events_of(backend, request(model, stream=stream, wants_provenance=True))
+        told = finished_of(asked).provenance
+
+        assert finished_of(plain).provenance is None
+        assert told is not None
+        assert told.engine
+        assert (told.why_not is None) == (told.repeats == "exact")
+        assert text_of(asked) == text_of(plain)
+
+    async def test_an_engine_that_promises_the_same_text_gives_it_whatever_it_did_meanwhile(
+        self, backend: Backend, model: str
+    ):
+        wanted = {"temperature": 1.0, "seed": 77, "n": 2, "wants_provenance": True}
+        before = await events_of(backend, request(model, CHAT, **wanted))
+        told = finished_of(before).provenance
+        assert told is not None
+        if told.repeats != "exact":
+            pytest.skip("promises nothing")
+        await asyncio.gather(*[events_of(backend, request(model, CHAT, temperature=1.0)) for _ in range(3)])
+        after = await events_of(backend, request(model, CHAT, **wanted))
+
+        assert [text_of(after, i) for i in range(2)] == [text_of(before, i) for i in range(2)]
+        assert finished_of(after).provenance == told
+
     async def test_n_choices_have_their_indexes_and_the_prompt_counts_once(
         self, backend: Backend, model: str
     ):

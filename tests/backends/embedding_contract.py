@@ -56,6 +56,17 @@ async def embedded(backend: Backend, request: EmbeddingRequest, *, patience_s: f
 
 
 class EmbeddingContract:
+    async def test_how_vectors_were_made_is_told_where_it_is_wanted_and_changes_nothing(
+        self, backend: Backend, embedder: str
+    ) -> None:
+        plain = await embedded(backend, wanted(embedder, FOX))
+        asked = await embedded(backend, wanted(embedder, FOX, wants_provenance=True))
+
+        assert plain.provenance is None
+        assert asked.provenance is not None
+        assert asked.provenance.engine
+        assert cosine(plain.vectors[0], asked.vectors[0]) == pytest.approx(1, abs=1e-6)
+
     async def test_each_input_gets_a_vector_of_length_one(self, backend: Backend, embedder: str) -> None:
         found = await embedded(backend, wanted(embedder, FOX, PARSER))
 
