@@ -35,6 +35,7 @@ from openai_compat.body_limit import check_headers, counted, timely
 from openai_compat.config import WireConfig
 from openai_compat.cors import Cors
 from openai_compat.errors import error_response, error_row, is_internal
+from openai_compat.ignored import ignored_headers
 from openai_compat.metrics import Metrics
 from openai_compat.paths import Route, RouteTable, normalise_path
 from openai_compat.rate_limit import RateLimiter
@@ -94,8 +95,8 @@ PASS_ON: dict[int | type[Exception], Callable[[Request, Any], Any]] = {
 
 
 class Edge:
-    """Makes the request's record, names the request in its answer, and writes both books when it has
-    ended."""
+    """Makes the request's record, names the request and the fields that it did nothing with in its answer, and writes
+    both books when it has ended."""
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class Edge:
         async def send_recorded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                message["headers"] = [*message.get("headers", ()), named]
+                message["headers"] = [*message.get("headers", ()), named, *ignored_headers(record.ignored)]
             else:
                 record.sent_bytes += len(message.get("body", b""))
             await send(message)

@@ -30,6 +30,7 @@ class RequestRecord:
         "error_code",
         "fallback",
         "finish_reason",
+        "ignored",
         "method",
         "model",
         "principal",
@@ -69,6 +70,8 @@ class RequestRecord:
         self.fallback: str | None = None
         """Why another model than the one asked for was tried."""
         self.cost_usd: float | None = None
+        self.ignored: tuple[str, ...] = ()
+        """Fields of the body that were accepted and do nothing; told in `x-llm-ignored`, whatever the answer."""
         self.waited_s = 0.0
         """Time spent waiting for somebody else: the client's body, a completion slot, the engine."""
 

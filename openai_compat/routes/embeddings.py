@@ -5,13 +5,12 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_compat.routes.body import is_strict, read_object
+from openai_compat.routes.body import read_body
 from openai_compat.schemas.embeddings import read_embedding
 from openai_compat.serving.embeddings import serve_embeddings
 
 
 async def embeddings(request: Request) -> Response:
     """Body (422), then model and backend (404, 400), then admission (503)."""
-    body = await read_object(request)
-    asked = read_embedding(body, strict=is_strict(request))
+    asked = await read_body(request, read_embedding)
     return await serve_embeddings(request.app.state.gateway, asked, request)

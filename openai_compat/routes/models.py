@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -9,20 +10,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_compat.errors import MethodNotAllowed
-from openai_compat.routes.body import is_strict, read_object
+from openai_compat.routes.body import read_body
 from openai_compat.schemas.models import LOAD, UNLOAD, read_model_request
 from openai_compat.serving import models as serving
 from openai_compat.serving.gateway import Gateway
-from openai_compat.serving.ignored import ignored_headers
 
 _NO_IDS = frozenset({"load", "unload"})
 
 
-def json_response(content: Any, *, status: int = 200, ignored: tuple[str, ...] = ()) -> Response:
+def json_response(content: Any, *, status: int = 200) -> Response:
     """`content` as JSON."""
-    response = Response(msgspec.json.encode(content), status, media_type="application/json")
-    response.raw_headers.extend(ignored_headers(ignored))
-    return response
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
 async def list_models(request: Request) -> Response:
@@ -42,24 +40,22 @@ async def one_model(request: Request) -> Response:
 
 async def load_model(request: Request) -> Response:
     """Raises: what `Backend.load` raises."""
-    body = await read_object(request)
-    asked = read_model_request(body, LOAD, strict=is_strict(request))
+    asked = await read_body(request, partial(read_model_request, table=LOAD))
     gateway = _gateway(request)
     target = serving.control_target(gateway, asked)
     if asked.stream:
-        return serving.LoadStream(gateway, target, asked.ignored)
+        return serving.LoadStream(gateway, target)
     await serving.load(gateway, target)
-    return json_response(serving.outcome(target, "Model loaded successfully"), ignored=asked.ignored)
+    return json_response(serving.outcome(target, "Model loaded successfully"))
 
 
 async def unload_model(request: Request) -> Response:
     """Raises: what `Backend.unload` raises."""
-    body = await read_object(request)
-    asked = read_model_request(body, UNLOAD, strict=is_strict(request))
+    asked = await read_body(request, partial(read_model_request, table=UNLOAD))
     gateway = _gateway(request)
     target = serving.control_target(gateway, asked)
     await serving.unload(gateway, target)
-    return json_response(serving.outcome(target, "Model unloaded successfully"), ignored=asked.ignored)
+    return json_response(serving.outcome(target, "Model unloaded successfully"))
 
 
 async def list_backends(request: Request) -> Response:

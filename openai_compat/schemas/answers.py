@@ -97,6 +97,14 @@ _DELTA: Final = _object(
 )
 
 
+_RECEIPT: Final[Schema] = {
+    "type": "object",
+    "description": "How the answer was made, where the request has `receipt: true`; docs/receipts.md has its members.",
+    "properties": {"version": _INTEGER, "sha256": _STRING},
+    "additionalProperties": True,
+}
+
+
 def _completion(object_name: str, choice: Schema) -> Schema:
     return _object(
         {
@@ -107,7 +115,9 @@ def _completion(object_name: str, choice: Schema) -> Schema:
             "choices": _list(choice),
             "usage": USAGE,
             "backend": _STRING,
-        }
+            "llm_receipt": _RECEIPT,
+        },
+        "llm_receipt",
     )
 
 
@@ -120,8 +130,10 @@ def _chunk(object_name: str, choice: Schema) -> Schema:
             "model": _STRING,
             "choices": {**_list(choice), "description": "Empty in the usage chunk."},
             "usage": {**USAGE, "description": "In the last chunk, when stream_options.include_usage asks."},
+            "llm_receipt": {**_RECEIPT, "description": "In the last chunk, where the request asks for one."},
         },
         "usage",
+        "llm_receipt",
     )
 
 
@@ -176,7 +188,9 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "model": _STRING,
             "usage": _WHOLE_USAGE,
             "backend": _STRING,
-        }
+            "llm_receipt": _RECEIPT,
+        },
+        "llm_receipt",
     ),
     "Ranking": _object(
         {

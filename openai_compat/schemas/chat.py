@@ -11,6 +11,7 @@ from openai_compat.principals import Privacy
 from openai_compat.schemas.fields import Boolean, Integer, ListOf, Object, OneOf, Text
 from openai_compat.schemas.messages import Messages
 from openai_compat.schemas.problems import Problems
+from openai_compat.schemas.receipt import kept_for_receipt
 from openai_compat.schemas.sampling import (
     MAX_TOKENS,
     SAMPLING,
@@ -114,6 +115,8 @@ class ChatRequest:
     ignored: tuple[str, ...]
     refused: tuple[str, ...]
     needed: dict[str, Feature]
+    receipt: Mapping[str, Any] | None
+    """What a receipt is to repeat; None: none is wanted."""
 
 
 def read_chat(body: Mapping[str, Any], *, strict: bool = False) -> ChatRequest:
@@ -121,6 +124,7 @@ def read_chat(body: Mapping[str, Any], *, strict: bool = False) -> ChatRequest:
     problems = Problems()
     checked = check_body(body, CHAT, problems, strict=strict)
     values = checked.values
+    receipt = kept_for_receipt(body, checked)
     limit = values.pop("max_completion_tokens", None)
     if limit is not None:
         values["max_tokens"] = limit
@@ -157,6 +161,7 @@ def read_chat(body: Mapping[str, Any], *, strict: bool = False) -> ChatRequest:
         ignored=tuple(checked.ignored),
         refused=tuple(checked.refused),
         needed=_still_needed(checked.needed, values),
+        receipt=receipt,
     )
 
 

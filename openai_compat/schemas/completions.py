@@ -21,6 +21,7 @@ from openai_compat.schemas.fields import (
     check_length,
 )
 from openai_compat.schemas.problems import INVALID, Loc, Problems
+from openai_compat.schemas.receipt import kept_for_receipt
 from openai_compat.schemas.sampling import SAMPLING, check_together, include_usage, sampling_of
 from openai_compat.schemas.structured import response_format_of
 from openai_compat.schemas.table import ROUTING, Field, Table, check_body, needs
@@ -109,6 +110,8 @@ class CompletionRequest:
     ignored: tuple[str, ...]
     refused: tuple[str, ...]
     needed: dict[str, Feature]
+    receipt: Mapping[str, Any] | None
+    """What a receipt is to repeat; None: none is wanted."""
 
 
 def read_completion(body: Mapping[str, Any], *, strict: bool = False) -> CompletionRequest:
@@ -116,6 +119,7 @@ def read_completion(body: Mapping[str, Any], *, strict: bool = False) -> Complet
     problems = Problems()
     checked = check_body(body, COMPLETIONS, problems, strict=strict)
     values = checked.values
+    receipt = kept_for_receipt(body, checked)
     check_together(values, problems)
     n = values.get("n", 1)
     prompts = values.get("prompt", ())
@@ -155,4 +159,5 @@ def read_completion(body: Mapping[str, Any], *, strict: bool = False) -> Complet
         ignored=tuple(checked.ignored),
         refused=tuple(checked.refused),
         needed=needed,
+        receipt=receipt,
     )

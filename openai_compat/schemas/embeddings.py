@@ -10,6 +10,7 @@ from openai_compat.principals import Privacy
 from openai_compat.schemas.completions import PromptKind
 from openai_compat.schemas.fields import Integer, OneOf, Text
 from openai_compat.schemas.problems import Problems
+from openai_compat.schemas.receipt import RECEIPT, kept_for_receipt
 from openai_compat.schemas.table import PRIVACY, ROUTING, Field, Table, check_body, harmless
 
 MAX_INPUTS: Final = 2048
@@ -27,6 +28,7 @@ EMBEDDINGS: Final[Table] = {
     ),
     "user": harmless(Text(), "An end user's id."),
     "privacy": PRIVACY,
+    "receipt": RECEIPT,
     **ROUTING,
 }
 
@@ -42,6 +44,8 @@ class EmbeddingBody:
     dimensions: int | None
     ignored: tuple[str, ...]
     privacy: Privacy = "any"
+    receipt: Mapping[str, Any] | None = None
+    """What a receipt is to repeat; None: none is wanted."""
 
 
 def read_embedding(body: Mapping[str, Any], *, strict: bool = False) -> EmbeddingBody:
@@ -58,4 +62,5 @@ def read_embedding(body: Mapping[str, Any], *, strict: bool = False) -> Embeddin
         dimensions=values.get("dimensions"),
         ignored=tuple(checked.ignored),
         privacy=values.get("privacy", "any"),
+        receipt=kept_for_receipt(body, checked),
     )

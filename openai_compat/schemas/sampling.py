@@ -18,6 +18,7 @@ from openai_compat.schemas.fields import (
     Text,
 )
 from openai_compat.schemas.problems import Problems
+from openai_compat.schemas.receipt import RECEIPT
 from openai_compat.schemas.structured import (
     RESPONSE_FORMAT,
     StructuredOutputs,
@@ -75,7 +76,7 @@ SAMPLING: Final[Table] = {
     "prompt_cache_retention": harmless(Text(), "A cache hint: prefixes are found without one."),
     "safety_identifier": harmless(Text(), "An end user's id."),
     "privacy": PRIVACY,
-    "receipt": refused(Anything(), "Proof of what was served."),
+    "receipt": RECEIPT,
     "guided_json": refused(Anything(), "vLLM's older form of constrained output."),
     "guided_regex": refused(Text(), "vLLM's older form of constrained output."),
     "guided_choice": refused(ListOf(Text(), max_items=1024), "vLLM's older form of constrained output."),

@@ -30,6 +30,7 @@ from openai_compat.serving.collect import Choice, Collected
 from openai_compat.serving.logprobs import CompletionLogprobs, chat_entries
 
 _encode: Final = msgspec.json.Encoder().encode
+_END: Final = b"}\n\n"
 _NO_REASON: Final = b',"finish_reason":null}]}\n\n'
 
 
@@ -37,7 +38,7 @@ class Answer(ABC):
     """One response: its id, its time, its form.
 
     `num_choices` is prompts · n; `with_logprobs`: the caller asked for them; `include_usage`: a stream ends
-    with a usage chunk.
+    with a usage chunk; `with_receipt`: the last chunk has a receipt.
     """
 
     id_prefix: str
@@ -45,7 +46,14 @@ class Answer(ABC):
     chunk_object: str
 
     def __init__(
-        self, *, model: str, backend: str, num_choices: int, with_logprobs: bool, include_usage: bool
+        self,
+        *,
+        model: str,
+        backend: str,
+        num_choices: int,
+        with_logprobs: bool,
+        include_usage: bool,
+        with_receipt: bool = False,
     ) -> None:
         self.id = f"{self.id_prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
@@ -54,6 +62,9 @@ class Answer(ABC):
         self.num_choices = num_choices
         self.with_logprobs = with_logprobs
         self.include_usage = include_usage
+        self._num_open = num_choices if with_receipt and not include_usage else 0
+        """Choices until the chunk that is to have the receipt; it is held until there is one."""
+        self._held: ChoiceFinished | None = None
         head = {"id": self.id, "object": self.chunk_object, "created": self.created, "model": model}
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":'
         opening = self._head + b'[{"index":'
@@ -72,18 +83,26 @@ class Answer(ABC):
             if type(event) is TextDelta:
                 parts.append(self._text(event))
             elif type(event) is ChoiceFinished:
-                parts.append(self._finish(event))
+                if self._num_open == 1:
+                    self._held = event
+                else:
+                    parts.append(self._finish(event))
+                self._num_open -= 1
             elif type(event) is ReasoningDelta or type(event) is ToolCallDelta:
                 parts.append(self._beside_text(event))
         return b"".join(parts)
 
-    def ending(self, usage: Usage) -> bytes:
-        """What follows the last choice: the usage chunk if it was asked for, and the end mark."""
-        if not self.include_usage:
-            return sse.DONE
-        return self._head + b'[],"usage":' + _encode(usage_object(usage)) + b"}\n\n" + sse.DONE
+    def ending(self, usage: Usage, receipt: bytes | None = None) -> bytes:
+        """What follows the last choice: the usage chunk if it was asked for, and the end mark. The receipt is in the
+        last chunk, which without a usage chunk is the one that ends the last choice."""
+        last = self._finish(self._held) if self._held is not None else b""
+        if self.include_usage:
+            last = self._head + b'[],"usage":' + _encode(usage_object(usage)) + _END
+        if receipt is not None and last:
+            last = last[: -len(_END)] + b',"llm_receipt":' + receipt + _END
+        return last + sse.DONE
 
-    def document(self, collected: Collected) -> bytes:
+    def document(self, collected: Collected, receipt: bytes | None = None) -> bytes:
         """The whole answer as one JSON document."""
         assert collected.usage is not None
         return _encode(
@@ -95,6 +114,7 @@ class Answer(ABC):
                 "choices": [self._choice(index, collected) for index in range(self.num_choices)],
                 "usage": usage_object(collected.usage),
                 "backend": self.backend,
+                **({} if receipt is None else {"llm_receipt": msgspec.Raw(receipt)}),
             }
         )
 

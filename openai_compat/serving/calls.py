@@ -18,10 +18,10 @@ from backends.errors import BackendTimeout, ModelNotReady
 from backends.types import Prompt
 from openai_compat.metrics import RequestTimer
 from openai_compat.record import RequestRecord, record_of
+from openai_compat.serving.books import Books
 from openai_compat.serving.cost import estimate_inputs_usd, require_budget, require_price, usd_text
 from openai_compat.serving.disconnect import client_left
 from openai_compat.serving.gateway import Gateway, Target
-from openai_compat.serving.ignored import ignored_headers
 
 T = TypeVar("T")
 
@@ -39,16 +39,17 @@ class Call:
         gateway: Gateway,
         target: Target,
         request: Request,
-        ignored: tuple[str, ...],
         inputs: Iterable[Prompt],
     ) -> None:
         self._gateway = gateway
         self._target = target
         self._request = request
-        self._ignored = ignored
         self._inputs = inputs
         self._was_asked = False
+        self.waited_ms = 0.0
+        """For the backend's answer."""
         self.record: RequestRecord = record_of(request.scope)
+        self._books = Books(gateway, self.record)
         self._timer: RequestTimer = gateway.metrics.timer(
             self.record, model=target.card.id, backend=target.kind
         )
@@ -66,7 +67,9 @@ class Call:
                 self._timer.admitted(slot.queue_ms)
                 begun = time.monotonic()
                 answer = await self._supervise(work)
-                self.record.waited(time.monotonic() - begun)
+                waited_s = time.monotonic() - begun
+                self.waited_ms = waited_s * 1000
+                self.record.waited(waited_s)
                 return answer
         except (ClientDisconnect, asyncio.CancelledError):
             self._timer.cancel()
@@ -79,24 +82,14 @@ class Call:
 
     async def pay(self, cost_usd: float | None) -> None:
         """Book what the answer cost, before it goes out: the caller's next request is judged with it."""
-        if cost_usd is not None:
-            self._note_cost(cost_usd)
-            if self.record.caller is not None:
-                await self._gateway.budgets.add(self.record.caller, cost_usd)
+        await self._books.pay(self._target, cost_usd)
 
     def _pay_for_nothing(self) -> None:
         """A call that was given up here may have been answered all the same; otherwise leaving would be free."""
         if not self._was_asked:
             return
         cost_usd = estimate_inputs_usd(self._gateway.catalogue, self._target, self._inputs)
-        if cost_usd > 0.0:
-            self._note_cost(cost_usd)
-            if self.record.caller is not None:
-                self._gateway.budgets.add_soon(self.record.caller, cost_usd)
-
-    def _note_cost(self, cost_usd: float) -> None:
-        self.record.cost_usd = (self.record.cost_usd or 0.0) + cost_usd
-        self._gateway.metrics.cost(cost_usd, model=self._target.card.id, backend=self._target.kind)
+        self._books.pay_soon(self._target, cost_usd)
 
     def answer(self, body: bytes, *, prompt_tokens: int) -> Response:
         """The response, and the end of the books."""
@@ -107,7 +100,6 @@ class Call:
             (b"x-llm-backend", self._target.kind.encode()),
             (b"x-llm-queue-ms", b"0.0"),
             (b"x-llm-overhead-ms", b"%.1f" % overhead_ms),
-            *ignored_headers(self._ignored),
         ]
         if self.record.cost_usd is not None:
             response.raw_headers.append((b"x-llm-cost-usd", usd_text(self.record.cost_usd).encode()))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from starlette.responses import Response
 from starlette.types import Scope
 
 from backends.types import ChatPrompt, Feature, GenerationRequest
 from openai_compat.media.intake import has_pictures
+from openai_compat.receipts.document import Asked, rewritten_fields, rewritten_messages
 from openai_compat.record import record_of
 from openai_compat.schemas.chat import ChatRequest
 from openai_compat.serving.answers import ChatAnswer, engine_request_id
@@ -29,7 +31,9 @@ from openai_compat.serving.gateway import (
 from openai_compat.serving.messages import idle_detail, normalise
 from openai_compat.serving.pictures import Pictured
 from openai_compat.serving.plan import Plan
-from openai_compat.serving.sampling import resolve
+from openai_compat.serving.sampling import resolve, with_a_seed
+
+ROUTE: Final = "/v1/chat/completions"
 
 
 def serve_chat(gateway: Gateway, asked: ChatRequest, scope: Scope) -> Response:
@@ -75,12 +79,15 @@ def plan_chat(gateway: Gateway, asked: ChatRequest, request_id: str, target: Tar
         template_kwargs=template_kwargs(gateway, asked.template_kwargs, target),
     )
     sampling = resolve(asked.sampling, card)
+    if asked.receipt is not None:
+        sampling = with_a_seed(sampling, target)
     answer = ChatAnswer(
         model=card.id,
         backend=target.kind,
         num_choices=asked.n,
         with_logprobs=sampling.logprobs is not None,
         include_usage=asked.include_usage,
+        with_receipt=asked.receipt is not None,
     )
     request = GenerationRequest(
         request_id=engine_request_id(request_id, answer),
@@ -94,8 +101,24 @@ def plan_chat(gateway: Gateway, asked: ChatRequest, request_id: str, target: Tar
         response_format=asked.response_format,
         structured_outputs=asked.structured_outputs,
         reasoning_effort=asked.reasoning_effort if has_feature(target, "reasoning_effort") else None,
+        wants_provenance=asked.receipt is not None,
     )
-    return Plan(target, request, answer, (*ignored, *idle_detail(asked.messages, target)))
+    ignored = (*ignored, *idle_detail(asked.messages, target))
+    return Plan(target, request, answer, ignored, _receipt(asked, ignored, request))
+
+
+def _receipt(asked: ChatRequest, ignored: tuple[str, ...], request: GenerationRequest) -> Asked | None:
+    """The part of a receipt that is known by now."""
+    if asked.receipt is None:
+        return None
+    (prompt,) = request.prompts
+    assert isinstance(prompt, ChatPrompt)
+    told = rewritten_fields(asked.receipt, model=request.model, sampling=request.sampling)
+    told += rewritten_messages(asked.messages, prompt.messages)
+    for name, value in prompt.template_kwargs.items():
+        if name not in asked.template_kwargs:
+            told.append({"field": f"chat_template_kwargs.{name}", "from": None, "to": value})
+    return Asked(route=ROUTE, request=asked.receipt, ignored=ignored, rewritten=tuple(told))
 
 
 def _without_idle_effort(asked: ChatRequest, target: Target) -> tuple[Mapping[str, Feature], tuple[str, ...]]:

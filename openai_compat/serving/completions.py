@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 from starlette.types import Scope
 
 from backends.types import GenerationRequest, TextPrompt, TokenPrompt
+from openai_compat.receipts.document import Asked, rewritten_fields
 from openai_compat.record import record_of
 from openai_compat.schemas.completions import CompletionRequest
 from openai_compat.serving.answers import CompletionAnswer, engine_request_id
@@ -22,7 +24,9 @@ from openai_compat.serving.gateway import (
     require_features,
 )
 from openai_compat.serving.plan import Plan
-from openai_compat.serving.sampling import resolve
+from openai_compat.serving.sampling import resolve, with_a_seed
+
+ROUTE: Final = "/v1/completions"
 
 
 def serve_completion(gateway: Gateway, asked: CompletionRequest, scope: Scope) -> Exchange:
@@ -57,12 +61,15 @@ def plan_completion(asked: CompletionRequest, request_id: str, target: Target) -
         for prompt in asked.prompts
     )
     sampling = resolve(asked.sampling, card)
+    if asked.receipt is not None:
+        sampling = with_a_seed(sampling, target)
     answer = CompletionAnswer(
         model=card.id,
         backend=target.kind,
         num_choices=len(prompts) * asked.n,
         with_logprobs=sampling.logprobs is not None,
         include_usage=asked.include_usage,
+        with_receipt=asked.receipt is not None,
     )
     request = GenerationRequest(
         request_id=engine_request_id(request_id, answer),
@@ -76,5 +83,10 @@ def plan_completion(asked: CompletionRequest, request_id: str, target: Target) -
         structured_outputs=asked.structured_outputs,
         suffix=asked.suffix,
         best_of=asked.best_of,
+        wants_provenance=asked.receipt is not None,
     )
-    return Plan(target, request, answer, asked.ignored)
+    receipt = None
+    if asked.receipt is not None:
+        told = rewritten_fields(asked.receipt, model=card.id, sampling=sampling)
+        receipt = Asked(route=ROUTE, request=asked.receipt, ignored=asked.ignored, rewritten=tuple(told))
+    return Plan(target, request, answer, asked.ignored, receipt)

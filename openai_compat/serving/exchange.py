@@ -19,7 +19,6 @@ import asyncio
 import logging
 import math
 import time
-from dataclasses import dataclass
 from typing import Final
 
 from starlette.responses import Response
@@ -27,50 +26,26 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from backends.errors import BackendFailed, BackendTimeout, ModelNotReady
-from backends.types import (
-    ChoiceFinished,
-    EventBatch,
-    Finished,
-    ReasoningDelta,
-    Started,
-    TextDelta,
-    ToolCallDelta,
-)
+from backends.types import EventBatch, Finished
 from openai_compat.errors import error_row, is_internal
+from openai_compat.receipts.document import Done, receipt
+from openai_compat.receipts.outputs import Outputs
 from openai_compat.record import record_of
+from openai_compat.serving.books import Books
+from openai_compat.serving.clock import Clock
 from openai_compat.serving.collect import Collected
 from openai_compat.serving.cost import estimate_usd, require_budget, require_price, usd_text
 from openai_compat.serving.disconnect import client_left
-from openai_compat.serving.fallback import Fallbacks
-from openai_compat.serving.gateway import Gateway
+from openai_compat.serving.fallback import Fallbacks, reason_of
+from openai_compat.serving.gateway import Gateway, Target
 from openai_compat.serving.http10 import whole_for_http10
-from openai_compat.serving.ignored import ignored_headers
 from openai_compat.serving.plan import Plan
+from openai_compat.serving.progress import Progress
 from openai_compat.serving.stream import Headers, StreamWriter
 
 _log = logging.getLogger("llm.wire")
 
-_MIN_SLEEP_S: Final = 0.02
-"""A limit that is configured shorter than this is kept this exactly; without a floor, 0 would spin."""
 _LOADING: Final = frozenset({"unloaded", "loading", "unloading"})
-
-
-@dataclass(slots=True)
-class _Clock:
-    """When things happened, in loop seconds. None: not yet."""
-
-    begun_at: float
-    admitted_at: float | None = None
-    asked_at: float = 0.0
-    """When the attempt began; later times are the attempt's too."""
-    started_at: float | None = None
-    first_at: float | None = None
-    last_at: float = 0.0
-    asked_state_at: float | None = None
-
-    def begin_attempt(self, now: float) -> None:
-        self.asked_at = now
-        self.started_at = self.first_at = self.asked_state_at = None
 
 
 class Exchange(Response):
@@ -83,9 +58,11 @@ class Exchange(Response):
         self._fallbacks = fallbacks
         self._interruption: Exception | None = None
         self._is_attempting = False
-        self._queue_ms = self._slot_ms = 0.0
+        self._slot_ms = 0.0
         self._asked_at = 0.0
         self._wrote_content = False
+        self._tried: list[dict[str, str]] = []
+        """The attempts that failed, for a receipt."""
         self._take_up(plan)
 
     def _take_up(self, plan: Plan) -> None:
@@ -95,18 +72,17 @@ class Exchange(Response):
         self.answer = plan.answer
         self.ignored = plan.ignored
         self._was_asked = False
-        self._num_batches = 0
-        self._num_tokens = 0
-        self._finished: Finished | None = None
-        self._reason = "stop"
-        self._open_choices = set(range(plan.answer.num_choices))
+        self._progress = Progress(plan.answer.num_choices)
+        self._receipt = plan.receipt
+        self._outputs = Outputs(plan.answer.num_choices) if plan.receipt is not None else None
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
         self._record = record_of(scope)
-        self._caller = self._record.caller
-        self._clock = _Clock(begun_at=loop.time())
+        self._record.ignored = self.ignored
+        self._books = Books(self.gateway, self._record)
+        self._clock = Clock(self.gateway.config, loop.time())
         self._timer = self.gateway.metrics.timer(
             self._record, model=self.target.card.id, backend=self.target.kind
         )
@@ -116,10 +92,10 @@ class Exchange(Response):
         try:
             document = await self._supervise(receive, writer)
         except _ClientLeft:
-            self._timer.cancel(completion_tokens=self._num_tokens)
+            self._timer.cancel(completion_tokens=self._progress.num_tokens)
             return
         except asyncio.CancelledError:
-            self._timer.cancel(completion_tokens=self._num_tokens)
+            self._timer.cancel(completion_tokens=self._progress.num_tokens)
             raise
         except Exception as exc:
             self._timer.fail()
@@ -144,10 +120,10 @@ class Exchange(Response):
         work = asyncio.create_task(self._work(writer))
         leaving = asyncio.create_task(client_left(receive))
         both = {work, leaving}
-        shortest_s = self._shortest_limit_s()
+        shortest_s = self._clock.shortest_limit_s(is_stream=self.request.stream)
         try:
             while not work.done():
-                wait_s = self._next_alarm(writer) - asyncio.get_running_loop().time()
+                wait_s = self._clock.next_alarm(writer) - asyncio.get_running_loop().time()
                 wait_s = max(0.0, min(wait_s, shortest_s))
                 await asyncio.wait(both, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
                 if work.done():
@@ -164,51 +140,15 @@ class Exchange(Response):
                 if not work.cancelled():
                     work.exception()  # whatever it said on its way out is not the reason why it ended
 
-    def _shortest_limit_s(self) -> float:
-        """The longest this task may sleep without looking: a phase that begins meanwhile (admission, the first
-        text) cannot run out earlier, so that the worker need not wake this task when it enters one."""
-        config = self.gateway.config
-        limits_s = [config.load_wait_s]
-        if self.request.stream:
-            limits_s += [config.header_hold_s, config.keep_alive_s]
-            limits_s += [s for s in (config.first_token_timeout_s, config.idle_timeout_s) if s is not None]
-        return max(_MIN_SLEEP_S, min(limits_s))
-
-    def _next_alarm(self, writer: StreamWriter | None) -> float:
-        """The earliest moment at which this task has something to do, in loop seconds."""
-        config, clock = self.gateway.config, self._clock
-        alarm = clock.begun_at + config.request_timeout_s
-        if clock.admitted_at is None:
-            return alarm
-        if clock.started_at is None:
-            asked_at = clock.asked_state_at
-            alarm = min(alarm, clock.asked_at + config.load_wait_s if asked_at is None else asked_at + 1.0)
-        if writer is not None:
-            alarm = min(alarm, self._token_deadline())
-            if writer.started:
-                alarm = min(alarm, writer.wrote_at + config.keep_alive_s)
-            else:
-                alarm = min(alarm, clock.admitted_at + config.header_hold_s)
-        return alarm
-
-    def _token_deadline(self) -> float:
-        """When the next token is overdue. For streams only: otherwise a backend may hold events back."""
-        config, clock = self.gateway.config, self._clock
-        if clock.first_at is None:
-            if clock.admitted_at is None or config.first_token_timeout_s is None:
-                return math.inf
-            return clock.asked_at + config.first_token_timeout_s
-        return math.inf if config.idle_timeout_s is None else clock.last_at + config.idle_timeout_s
-
     async def _ring(self, writer: StreamWriter | None, work: asyncio.Task[bytes | None]) -> None:
         """Do what is due now. Raises: BackendTimeout, ModelNotReady."""
         config, clock = self.gateway.config, self._clock
         now = asyncio.get_running_loop().time()
-        if now >= clock.begun_at + config.request_timeout_s:
+        if clock.is_over(now):
             raise BackendTimeout(f"The request took longer than {config.request_timeout_s:g} s")
         if clock.admitted_at is None:
             return
-        if clock.started_at is None and now >= clock.asked_at + config.load_wait_s:
+        if clock.is_load_due(now):
             clock.asked_state_at = now
             target = self.target
             is_loading = await self.gateway.health.state_of(target.kind, target.card.id) in _LOADING
@@ -218,9 +158,8 @@ class Exchange(Response):
                 return
         if writer is None:
             return
-        if now >= self._token_deadline():
-            what = "first token" if clock.first_at is None else "next token"
-            limit_s = config.first_token_timeout_s if clock.first_at is None else config.idle_timeout_s
+        if now >= clock.token_deadline():
+            what, limit_s = clock.token_limit()
             self._end_attempt(BackendTimeout(f"The {what} took longer than {limit_s:g} s"), writer, work)
             return
         if not writer.started:
@@ -244,8 +183,8 @@ class Exchange(Response):
     # The working task.
 
     async def _work(self, writer: StreamWriter | None) -> bytes | None:
-        await require_budget(self.gateway, self._caller, self.target)
-        caller = self._caller
+        caller = self._record.caller
+        await require_budget(self.gateway, caller, self.target)
         name, limit = (caller.name, caller.max_concurrent) if caller is not None else ("", None)
         async with self.gateway.admission.slot(name, limit) as slot:
             self._admit(slot.queue_ms)
@@ -253,12 +192,15 @@ class Exchange(Response):
         # The end goes out once the slot is free: whoever reads it may send the next request.
         if collected is not None:
             self._record.waited(time.monotonic() - self._asked_at)
-        usage = self._finish().usage
-        await self._pay(usage.cost_usd)
+        finished = self._finish()
+        usage = finished.usage
+        self._was_asked = False
+        await self._books.pay(self.target, usage.cost_usd)
+        proof = self._receipt_of(finished)
         if writer is None:
             assert collected is not None
-            return self.answer.document(collected)
-        await writer.close(last + self.answer.ending(usage))
+            return self.answer.document(collected, proof)
+        await writer.close(last + self.answer.ending(usage, proof))
         return None
 
     async def _serve(self, writer: StreamWriter | None) -> tuple[Collected | None, bytes]:
@@ -272,18 +214,19 @@ class Exchange(Response):
             reason = self._fallbacks.why_after(error)
             if reason is None:
                 raise error from None
-        first, timer = self.target, self._timer
+        first, timer, why = self.target, self._timer, error
         while (plan := await self._next_plan(self._fallbacks, writer)) is not None:
             if self._record.fallback is None:
                 self._record.fallback = reason
                 self.gateway.metrics.fallback(model=first.card.id, backend=first.kind, reason=reason)
+            self._tried.append(_failed(self.target, why))
             names = first.card.id, plan.target.card.id
             _log.info("request %s goes from %r on to %r: %s", self._record.request_id, *names, error)
             self._turn_to(plan)
             try:
                 return await self._attempt(writer)
             except (Exception, asyncio.CancelledError) as exc:
-                later = self._error_of(exc)
+                why = later = self._error_of(exc)
                 if writer is not None and writer.started:
                     raise later from None
                 if is_internal(later):
@@ -317,6 +260,7 @@ class Exchange(Response):
     def _turn_to(self, plan: Plan) -> None:
         """Begin anew with another model: its own events, times and measurements."""
         self._take_up(plan)
+        self._record.ignored = plan.ignored
         self._clock.begin_attempt(asyncio.get_running_loop().time())
         self._timer = self.gateway.metrics.timer(
             self._record, model=plan.target.card.id, backend=plan.target.kind
@@ -332,7 +276,7 @@ class Exchange(Response):
                 collected, last = await self._collect(), b""
             else:
                 collected, last = None, await self._stream(writer)
-            if self._finished is None or self._open_choices:
+            if not self._progress.is_whole:
                 raise BackendFailed("The backend ended the answer before it was complete")
         except BaseException as exc:
             self._pay_for_part(ended_here=self._interruption is not None or not isinstance(exc, Exception))
@@ -361,7 +305,7 @@ class Exchange(Response):
             async for batch in events:
                 shows_content = self._note(batch)
                 frames = chunks(batch)
-                if self._finished is not None:
+                if self._progress.finished is not None:
                     last += frames
                 elif frames:
                     if shows_content:
@@ -372,40 +316,19 @@ class Exchange(Response):
         return last
 
     def _admit(self, queue_ms: float) -> None:
-        self._clock.admitted_at = self._clock.asked_at = asyncio.get_running_loop().time()
-        self._queue_ms = self._slot_ms = queue_ms
+        self._clock.admit(asyncio.get_running_loop().time())
+        self._slot_ms = queue_ms
         self._record.waited(queue_ms / 1000.0)
         self._timer.admitted(queue_ms)
         self._asked_at = time.monotonic()
 
     def _note(self, batch: EventBatch) -> bool:
-        """Take down what the clock, the log and the metrics want to know; whether the batch has content (text,
-        reasoning or a tool call)."""
-        shows_content = False
-        self._num_batches += 1
-        for event in batch:
-            if type(event) is TextDelta:
-                shows_content = True
-                self._num_tokens += event.num_tokens
-            elif type(event) is Started:
-                self._queue_ms += event.queue_ms
-            elif type(event) is ChoiceFinished:
-                self._open_choices.discard(event.index)
-                self._reason = event.finish_reason
-            elif type(event) is Finished:
-                self._finished = event
-            elif type(event) is ReasoningDelta or type(event) is ToolCallDelta:
-                shows_content = True
-                self._num_tokens += event.num_tokens
-        clock = self._clock
-        now = asyncio.get_running_loop().time()
-        if clock.started_at is None:
-            clock.started_at = now
-        if shows_content:
-            clock.last_at = now
-            if clock.first_at is None:
-                clock.first_at = now
-        return shows_content
+        """Take down what the clock, the log and the metrics want to know; whether the batch has content."""
+        has_content = self._progress.note(batch)
+        if self._outputs is not None:
+            self._outputs.add(batch)
+        self._clock.heard(asyncio.get_running_loop().time(), has_content=has_content)
+        return has_content
 
     def _count_gap(self) -> None:
         if self._wrote_content:
@@ -416,23 +339,15 @@ class Exchange(Response):
 
     def _finish(self) -> Finished:
         """Book the end of a whole answer."""
-        finished = self._finished
+        finished = self._progress.finished
         assert finished is not None
         usage = finished.usage
         self._timer.finish(
-            self._reason, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
+            self._progress.reason,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
         )
         return finished
-
-    # Money.
-
-    async def _pay(self, cost_usd: float | None) -> None:
-        """Book what the answer cost, before its end goes out: the caller's next request is judged with it."""
-        self._was_asked = False
-        if cost_usd is not None:
-            self._note_cost(cost_usd)
-            if self._caller is not None:
-                await self.gateway.budgets.add(self._caller, cost_usd)
 
     def _pay_for_part(self, *, ended_here: bool) -> None:
         """Book what an attempt cost whose answer nobody gets; otherwise leaving just before its end would be free. One
@@ -440,21 +355,44 @@ class Exchange(Response):
         if not self._was_asked:
             return
         self._was_asked = False
-        cost_usd = 0.0
-        if self._finished is not None:
-            cost_usd = self._finished.usage.cost_usd or 0.0
-        elif self._num_batches or ended_here:
-            cost_usd = estimate_usd(self.gateway.catalogue, self.target, self.request, self._num_tokens)
-        if cost_usd > 0.0:
-            self._note_cost(cost_usd)
-            if self._caller is not None:
-                self.gateway.budgets.add_soon(self._caller, cost_usd)
-
-    def _note_cost(self, cost_usd: float) -> None:
-        self._record.cost_usd = (self._record.cost_usd or 0.0) + cost_usd
-        self.gateway.metrics.cost(cost_usd, model=self.target.card.id, backend=self.target.kind)
+        progress, cost_usd = self._progress, 0.0
+        if progress.finished is not None:
+            cost_usd = progress.finished.usage.cost_usd or 0.0
+        elif progress.num_batches or ended_here:
+            catalogue = self.gateway.catalogue
+            cost_usd = estimate_usd(catalogue, self.target, self.request, progress.num_tokens)
+        self._books.pay_soon(self.target, cost_usd)
 
     # The answer's edges.
+
+    def _receipt_of(self, finished: Finished) -> bytes | None:
+        """Of the answer that is whole now, if one is wanted."""
+        if self._receipt is None or self._outputs is None:
+            return None
+        done = Done(
+            id=self.answer.id,
+            request_id=self._record.request_id,
+            created=self.answer.created,
+            model=self.target.card.id,
+            backend=self.target.kind,
+            provenance=finished.provenance,
+            usage=finished.usage,
+            output=self._outputs.entries(),
+            sampling=self.request.sampling,
+            timing={
+                "queue_ms": self._queue_ms,
+                "prefill_ms": finished.prefill_ms,
+                "decode_ms": finished.decode_ms,
+            },
+            fallbacks=self._tried,
+            cost_usd=self._record.cost_usd,
+        )
+        return receipt(self._receipt, done)
+
+    @property
+    def _queue_ms(self) -> float:
+        """For a completion slot, and in the backend."""
+        return self._slot_ms + self._progress.queue_ms
 
     def _own_headers(self) -> Headers:
         """The completion's own headers, as far as they are known when they go out."""
@@ -469,7 +407,12 @@ class Exchange(Response):
         ]
         if self._record.fallback is not None:
             headers.append((b"x-llm-fallback-reason", self._record.fallback.encode()))
-        return headers + ignored_headers(self.ignored)
+        return headers
+
+
+def _failed(target: Target, error: Exception) -> dict[str, str]:
+    reason = reason_of(error) or error_row(error).code or "failed"
+    return {"model": target.card.id, "backend": target.kind, "reason": reason}
 
 
 class _ClientLeft(Exception):

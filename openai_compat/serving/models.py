@@ -22,7 +22,6 @@ from openai_compat.schemas.models import ModelRequest
 from openai_compat.serving.disconnect import client_left
 from openai_compat.serving.gateway import Gateway, Target
 from openai_compat.serving.http10 import whole_for_http10
-from openai_compat.serving.ignored import ignored_headers
 from openai_compat.serving.stream import StreamWriter
 
 _log = logging.getLogger(__name__)
@@ -129,16 +128,15 @@ class LoadStream(Response):
     """The progress of a load as events, the last one the plain load's body. The client's leaving ends the
     reading, not the load. An error before the first progress keeps its status."""
 
-    def __init__(self, gateway: Gateway, target: Target, ignored: tuple[str, ...]) -> None:
+    def __init__(self, gateway: Gateway, target: Target) -> None:
         self.status_code = 200
         self.background = None
         self._gateway = gateway
         self._target = target
-        self._ignored = ignored
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writer = StreamWriter(whole_for_http10(scope, send), lambda: ignored_headers(self._ignored))
+        writer = StreamWriter(whole_for_http10(scope, send), list)
         steps = self._target.backend.load(self._target.card.id)
         work = asyncio.create_task(self._write(steps, writer))
         leaving = asyncio.create_task(client_left(receive))

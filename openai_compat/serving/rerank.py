@@ -26,7 +26,7 @@ async def serve_rerank(gateway: Gateway, asked: RerankBody, request: Request) ->
     """Raises: BackendNotAvailable, UnknownModel, UnsupportedParameter, what `Call.run` and `Backend.rerank` raise."""
     target = gateway.resolve(asked.model, asked.backend, privacy_for(request.scope, asked.privacy))
     require_capability(target.card, "rerank", what="reranking")
-    call = Call(gateway, target, request, asked.ignored, _inputs([(asked.query, asked.documents)]))
+    call = Call(gateway, target, request, _inputs([(asked.query, asked.documents)]))
     wanted = RerankRequest(
         request_id=call.record.request_id,
         model=target.card.id,
@@ -56,7 +56,7 @@ async def serve_score(gateway: Gateway, asked: ScoreBody, request: Request) -> R
     """Raises: as `serve_rerank`."""
     target = gateway.resolve(asked.model, asked.backend, privacy_for(request.scope, asked.privacy))
     require_capability(target.card, "rerank", what="scoring")
-    call = Call(gateway, target, request, asked.ignored, _inputs(asked.queries))
+    call = Call(gateway, target, request, _inputs(asked.queries))
     wanted = [
         RerankRequest(
             request_id=call.record.request_id, model=target.card.id, query=query, documents=documents

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from secrets import randbits
 from typing import Any, Final
+
+import msgspec
 
 from backends.types import SamplingParams
 from models.card import ModelCard, SamplingDefaults
+from openai_compat.serving.gateway import CLOUDS, Target
 
+SEED_BITS: Final = 31
+"""Every server and every JSON reader takes such a number as it is."""
 _CARD_FIELDS: Final = tuple(SamplingDefaults.model_fields)
 
 
@@ -24,6 +30,15 @@ def resolve(asked: Mapping[str, Any], card: ModelCard) -> SamplingParams:
         if name in merged:
             merged[name] = tuple(merged[name])
     return SamplingParams(**merged, explicit=frozenset(asked))
+
+
+def with_a_seed(sampling: SamplingParams, target: Target) -> SamplingParams:
+    """With a seed drawn here where the caller gave none and there is something to draw, so that a receipt can tell it,
+    and so that the engine takes nothing from a cache that would not be computed the same again. What clouds make of a
+    seed is theirs to say; some refuse it."""
+    if sampling.seed is not None or sampling.temperature == 0 or target.kind in CLOUDS:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=randbits(SEED_BITS))
 
 
 def _card_defaults(defaults: SamplingDefaults) -> dict[str, Any]:

@@ -57,7 +57,8 @@ async def serve_tokenize(gateway: Gateway, asked: TokenizeBody, request: Request
     idle = (
         ("add_special_tokens",) if target.kind == "litellm" and asked.add_special_tokens is not None else ()
     )
-    call = Call(gateway, target, request, (*asked.ignored, *idle), ())
+    call = Call(gateway, target, request, ())
+    call.record.ignored += idle
     found = await call.run(partial(target.backend.tokenize, wanted))
     answer: dict[str, Any] = {
         "count": found.count,
@@ -75,7 +76,7 @@ async def serve_detokenize(gateway: Gateway, asked: DetokenizeBody, request: Req
     """The text of tokens. Raises: as `serve_tokenize`."""
     target = _target(gateway, asked.model, asked.backend, asked.privacy, request)
     wanted = DetokenizeRequest(model=target.card.id, token_ids=tuple(asked.token_ids))
-    call = Call(gateway, target, request, asked.ignored, ())
+    call = Call(gateway, target, request, ())
     text = await call.run(partial(target.backend.detokenize, wanted))
     return call.answer(_encode({"prompt": text, **_names(target)}), prompt_tokens=0)
 
