@@ -3,6 +3,7 @@
 hash-token           what the principals file keeps of a token
 conformance          the contract's behaviours against a running server
 conformance-table    several runs of it side by side
+replay               the request of a receipt once more, and whether it gets the same answer
 """
 
 from __future__ import annotations
@@ -39,6 +40,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     trying.add_argument("--only", metavar="TEXT", help="the behaviours whose names hold this")
     comparing = commands.add_parser("conformance-table", help="Markdown of several runs with --json")
     comparing.add_argument("files", nargs="+", help="a file's name without its end is the server's")
+    replaying = commands.add_parser("replay", help="send the request of a receipt once more, and compare")
+    replaying.add_argument(
+        "file", help="a receipt, an answer or a stream that holds one; - is standard input"
+    )
+    replaying.add_argument("--base-url", required=True, help="the server, with or without /v1")
+    replaying.add_argument("--api-key", help="its bearer token, if it wants one")
+    replaying.add_argument(
+        "--request", metavar="FILE", help="the request's body, where the receipt has it not"
+    )
+    replaying.add_argument(
+        "--timeout", type=float, default=600.0, metavar="S", help="for the answer, in seconds"
+    )
+    replaying.add_argument("--json", action="store_true", help="JSON instead of words")
     options = parser.parse_args(arguments)
     # What a command needs is imported when it runs: the conformance checks need nothing of the service.
     if options.command == "conformance":
@@ -51,6 +65,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             extensions=options.extensions,
             as_json=options.json,
             only=options.only,
+        )
+    if options.command == "replay":
+        from openai_compat.replay.run import run as replay
+
+        return replay(
+            file=options.file,
+            base_url=options.base_url,
+            api_key=options.api_key,
+            request_file=options.request,
+            timeout_s=options.timeout,
+            as_json=options.json,
         )
     if options.command == "conformance-table":
         from openai_compat.conformance.compare import comparison
