@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -47,7 +47,7 @@ class Source:
     """A constraint as text. `spacing`: llguidance's options for JSON, where `kind` is `json`. `around`: a Lark text
     that calls it `@answer`, for what else the model writes; "" for nothing else."""
 
-    kind: Literal["json", "lark", "regex"]
+    kind: Literal["json", "lark", "regex", "gbnf"]
     text: str
     spacing: tuple[tuple[str, Any], ...] = ()
     around: str = ""
@@ -57,7 +57,7 @@ class Source:
     @property
     def is_plain(self) -> bool:
         """Nothing in it could cost much: short, and made of our own text and of keywords without regexes."""
-        if self.kind == "regex" or self.param == "structured_outputs.grammar":
+        if self.kind in ("regex", "gbnf") or self.param == "structured_outputs.grammar":
             return False
         if any(name == "whitespace_pattern" for name, _ in self.spacing):
             return False
@@ -132,14 +132,17 @@ class ConstraintCompiler:
     def compile(self, source: Source) -> Constraint:
         """Raises: InvalidGrammar with what is wrong, when it cannot be enforced as a whole or costs too much."""
         self._check(source)
-        if not source.is_plain:
-            with self._trying:
-                if self.kept(source) is None:
-                    self._try(source)
+        if source.is_plain:
+            return self._compiled(source, source)
+        with self._trying:
+            known = self.kept(source)
+            return known if known is not None else self._compiled(source, self._tried(source))
+
+    def _compiled(self, source: Source, tried: Source) -> Constraint:
         with self._compiling:
             made = self.kept(source)
             if made is None:
-                made = self._compile(source)
+                made = self._compile(tried)
                 self._keep(source, made)
             return made
 
@@ -180,10 +183,17 @@ class ConstraintCompiler:
                 param=source.param,
             )
 
-    def _try(self, source: Source) -> None:
+    def _tried(self, source: Source) -> Source:
+        """The same for llguidance to compile: GBNF is Lark then."""
+        if source.kind == "gbnf":
+            lark, problem = self._trial.lark_of(source.text)
+            if problem is not None:
+                raise InvalidGrammar(f"{source.param}: {problem}", param=source.param)
+            source = replace(source, kind="lark", text=lark)
         problem = self._trial.problem(_grammar(source), _LIMITS)
         if problem is not None:
             raise InvalidGrammar(f"{source.param}: {_sentence(problem)}", param=source.param)
+        return source
 
     def _compile(self, source: Source) -> Constraint:
         import llguidance
@@ -245,6 +255,8 @@ def _sentence(reason: str) -> str:
     first, *others = reason.strip().split("\n")
     if first.startswith("NoExtension"):
         return "nothing satisfies it"
+    if "Too many items" in first:
+        return "what may come next cannot be found in time, as a text can be read in too many ways"
     if first.startswith(_UNKNOWN_KEYWORDS):
         return f"these keywords cannot be enforced here: {first.removeprefix(_UNKNOWN_KEYWORDS).strip('[]')}"
     details = [line for line in others if line.startswith("error: ")]

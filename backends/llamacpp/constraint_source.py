@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
-
-import msgspec
+from typing import Any, Final, Literal
 
 from backends.errors import UnsupportedParameter
 from backends.llamacpp.constraint import Source
 from backends.llamacpp.schema_closing import closed
-from backends.types import GenerationRequest, SamplingParams
+from backends.types import GenerationRequest
 
 _SPACED: Final = (("item_separator", ", "), ("key_separator", ": "))
 """JSON as models have read most of it, and no blank anywhere else: where blanks are free, small models write nothing
@@ -22,6 +20,8 @@ def source_of(request: GenerationRequest) -> Source | None:
 
     Raises: UnsupportedParameter for a form of constraint that is not there.
     """
+    if request.sampling.grammar is not None:
+        return Source(kind="gbnf", text=request.sampling.grammar, param="grammar")
     form = request.response_format
     if form is not None:
         if form["type"] == "json_object":
@@ -41,26 +41,13 @@ def source_of(request: GenerationRequest) -> Source | None:
         choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in outputs["choice"])
         return Source(kind="lark", text=f"start: {choices}\n", param="structured_outputs.choice")
     if "grammar" in outputs:
-        if _is_gbnf(outputs["grammar"]):
-            return None
-        return Source(kind="lark", text=outputs["grammar"], param="structured_outputs.grammar")
+        # Lark has no such sign outside of its literals.
+        kind: Literal["gbnf", "lark"] = "gbnf" if "::=" in outputs["grammar"] else "lark"
+        return Source(kind=kind, text=outputs["grammar"], param="structured_outputs.grammar")
     name = next(iter(outputs.keys() - _OPTIONS), "structured_outputs")
     raise UnsupportedParameter(
         f"structured_outputs.{name}: llama.cpp has no such constraint", param=f"structured_outputs.{name}"
     )
-
-
-def with_gbnf(request: GenerationRequest) -> SamplingParams:
-    """The request's parameters; a GBNF text that stands in `structured_outputs` is their grammar."""
-    grammar = (request.structured_outputs or {}).get("grammar", "")
-    if not _is_gbnf(grammar):
-        return request.sampling
-    return msgspec.structs.replace(request.sampling, grammar=grammar)
-
-
-def _is_gbnf(grammar: str) -> bool:
-    """Not Lark, which has no such sign outside of its literals."""
-    return "::=" in grammar
 
 
 _OPTIONS: Final = frozenset(

@@ -41,7 +41,21 @@ class ConstraintTrial:
 
         Raises: BackendTimeout when the machine had no time for it; BackendFailed when the process cannot work at all.
         """
-        question = json.dumps({"grammar": grammar, "limits": limits}).encode() + b"\n"
+        answer = self._answer({"grammar": grammar, "limits": limits})
+        problem: str | None = TOO_LONG if answer is None else json.loads(answer)
+        return problem
+
+    def lark_of(self, gbnf: str) -> tuple[str, str | None]:
+        """A GBNF text as Lark, and why it cannot be used. Raises: as `problem`."""
+        answer = self._answer({"gbnf": gbnf})
+        if answer is None:
+            return "", TOO_LONG
+        lark, problem = json.loads(answer)
+        return lark, problem
+
+    def _answer(self, asked: dict[str, Any]) -> bytes | None:
+        """What the process says; None where a limit ended it."""
+        question = json.dumps(asked).encode() + b"\n"
         for is_last in (False, True):
             child = self._running()
             timer = threading.Timer(self._timeout_s, child.kill)
@@ -52,8 +66,7 @@ class ConstraintTrial:
                 is_late = not timer.is_alive()
                 timer.cancel()
             if answer:
-                problem: str | None = json.loads(answer)
-                return problem
+                return answer
             self.close()
             if is_late:
                 raise BackendTimeout(f"The constraint was not compiled within {self._timeout_s:g} s")
@@ -68,7 +81,7 @@ class ConstraintTrial:
                 child.returncode,
             )
             raise BackendFailed("Constraints cannot be compiled at the moment")
-        return TOO_LONG
+        return None
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._child is None or self._child.poll() is not None:

@@ -1,5 +1,5 @@
-"""The process in which grammars are tried: a line of JSON in, a line of JSON out. Run as a file, so it imports nothing
-of this project."""
+"""The process in which grammars are tried: a line of JSON in, a line of JSON out. Run as a file; of this project it
+imports only the reader of GBNF, when it is needed."""
 
 import contextlib
 import json
@@ -9,6 +9,7 @@ import select
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import llguidance
@@ -58,6 +59,20 @@ def problem(grammar: str, limits: dict[str, Any], tokenizer: llguidance.LLTokeni
     return matcher.get_error() or None
 
 
+def lark_of(gbnf: str) -> tuple[str, str | None]:
+    """It as Lark, and why it cannot be used."""
+    root = str(Path(__file__).resolve().parents[2])
+    if root not in sys.path:
+        sys.path.append(root)
+    from backends.llamacpp.gbnf.lark import lark_of as convert
+    from backends.llamacpp.gbnf.nodes import BadGrammar
+
+    try:
+        return convert(gbnf), None
+    except BadGrammar as error:
+        return "", str(error)
+
+
 def serve() -> None:
     """Answer until nothing comes any more."""
     with contextlib.suppress(ValueError, OSError):  # macOS takes no such limit
@@ -72,7 +87,12 @@ def serve() -> None:
         limit = math.ceil(time.process_time()) + MAX_CPU_S
         resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
         asked = json.loads(line)
-        print(json.dumps(problem(asked["grammar"], asked["limits"], tokenizer)), flush=True)
+        found = (
+            lark_of(asked["gbnf"])
+            if "gbnf" in asked
+            else problem(asked["grammar"], asked["limits"], tokenizer)
+        )
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import msgspec
 
 from backends.errors import UnsupportedParameter
 from backends.llamacpp.constraint import Source
-from backends.llamacpp.constraint_source import with_gbnf
 from backends.llamacpp.model import GgufModel
 from backends.llamacpp.template import ChatTemplate
 from backends.llamacpp.tool_grammar import (
@@ -91,11 +90,7 @@ def manner_of(
     """
     if not isinstance(prompt, ChatPrompt):
         return None
-    is_gbnf = with_gbnf(request).grammar is not None
-    # llama.cpp's own grammar holds from the first token on, thoughts or not.
-    thoughts, begins_inside = (
-        (None, False) if is_gbnf else _thoughts(prompt, tokens, template.thought_markers, model)
-    )
+    thoughts, begins_inside = _thoughts(prompt, tokens, template.thought_markers, model)
     tools = prompt.tools
     if not tools and thoughts is None:
         return None
@@ -112,15 +107,21 @@ def manner_of(
     shown = {token: mark.encode() for mark, token in special.items()}
     if not tools or form is None:
         return Manner(grammar=grammar, around=around_answer(ThoughtMarks(**known)), shown=shown)
-    if is_gbnf:
-        name = "structured_outputs" if request.sampling.grammar is None else "grammar"
-        raise UnsupportedParameter(f"{name}: a GBNF grammar and tools do not go together", param=name)
     calling = _Calling(tools, Marks(form=form, **known), knows_tools="tools" in template.variables)
-    if request.response_format is not None or request.structured_outputs is not None:
+    if _constrained_by(request) is not None:
         return Manner(grammar=grammar, around=calling.beside_answer(request), shown=shown)
     lark = calling.lark(request)
     source = None if lark is None else Source(kind="lark", text=lark, param="tools")
     return Manner(grammar=grammar, source=source, shown=shown)
+
+
+def _constrained_by(request: GenerationRequest) -> str | None:
+    """The field that says what the answer has to look like, where one does."""
+    if request.response_format is not None:
+        return "response_format"
+    if request.structured_outputs is not None:
+        return "structured_outputs"
+    return "grammar" if request.sampling.grammar is not None else None
 
 
 class _Calling:
@@ -147,7 +148,7 @@ class _Calling:
     def beside_answer(self, request: GenerationRequest) -> str:
         """Calls, or the answer that another constraint of the request is about."""
         if request.tool_choice not in (None, "auto"):
-            name = "response_format" if request.response_format is not None else "structured_outputs"
+            name = _constrained_by(request)
             raise UnsupportedParameter(
                 f"{name}: with this 'tool_choice' there is no answer but calls", param=name
             )

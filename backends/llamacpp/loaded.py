@@ -22,13 +22,13 @@ from backends.errors import (
     UnsupportedParameter,
 )
 from backends.llamacpp.constraint import Constraint, ConstraintCompiler
-from backends.llamacpp.constraint_source import source_of, with_gbnf
+from backends.llamacpp.constraint_source import source_of
 from backends.llamacpp.conversation import Manner, manner_of, told
 from backends.llamacpp.engine import Delivery, Engine, EngineConfig, Job
 from backends.llamacpp.model import GgufModel
 from backends.llamacpp.provenance import SHARED, Witness
 from backends.llamacpp.reading import Reading, told_again
-from backends.llamacpp.sampler import check_grammar, check_token_ids, draw_seed
+from backends.llamacpp.sampler import check_token_ids, draw_seed
 from backends.llamacpp.template import ChatTemplate
 from backends.loader import LoadedModel
 from backends.tokenizing import DetokenizeRequest, TokenizeRequest, Tokens
@@ -167,10 +167,8 @@ class LlamaCppModel(LoadedModel):
     async def _job(self, request: GenerationRequest, inbox: Inbox) -> tuple[Job, Manner | None]:
         """Everything that can be wrong with a request is found here, before the engine hears of it. Besides the job,
         how its texts are read; None: as they are."""
-        params = with_gbnf(request)
+        params = request.sampling
         check_token_ids(params, self._model.num_vocab_tokens)
-        if params.grammar is not None:
-            await self._in_thread(check_grammar, params.grammar, self._model)
         if request.echo and params.logprobs is not None:
             raise UnsupportedParameter("logprobs: not available for an echoed prompt", param="logprobs")
         prompts, echoes = await self._read(request.prompts, self._read_request, request)

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backends.errors import BackendFailed, InvalidGrammar, InvalidParameter
+from backends.errors import BackendFailed, InvalidParameter
 from backends.llamacpp.constraint import Logits, Matcher
-from backends.llamacpp.grammar import check_text
-from backends.llamacpp.lib import engine_log, llama
+from backends.llamacpp.lib import llama
 from backends.llamacpp.model import GgufModel
 from backends.types import SamplingParams, TokenLogprob, TokenLogprobs
 
@@ -38,25 +37,6 @@ def check_token_ids(params: SamplingParams, num_vocab_tokens: int) -> None:
                     f"{name}: token id {token} is outside the model's vocabulary of {num_vocab_tokens} tokens",
                     param=name,
                 )
-
-
-def check_grammar(grammar: str, model: GgufModel) -> None:
-    """Raises: InvalidGrammar when llama.cpp cannot parse it, it has no `root`, or the model has no token to end with.
-    Runs before anything is queued."""
-    if not model.end_of_generation:
-        raise InvalidGrammar("grammar: this model has no token that ends a text")
-    check_text(grammar)
-    llama().llama_sampler_free(_grammar_sampler(grammar, model))
-
-
-def _grammar_sampler(grammar: str, model: GgufModel) -> Any:
-    engine_log.take_errors()
-    sampler = llama().llama_sampler_init_grammar(model.vocab, grammar.encode(), b"root")
-    if not sampler:
-        lines = engine_log.take_errors()
-        reason = lines[-1].split(": ", 1)[-1][:200] if lines else "it does not parse"
-        raise InvalidGrammar(f"grammar: {reason}")
-    return sampler
 
 
 def draw_seed() -> int:
@@ -87,7 +67,6 @@ class Sampler:
         self._bias_ids = np.fromiter(params.logit_bias, dtype=np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), dtype=np.float32)
         self._matcher = matcher
-        self._grammar: Any = None
         self._chain: Any = None
         self.is_greedy = params.temperature < _COLDEST or params.top_p == 0 or params.top_k == 1
         penalised = (
@@ -95,9 +74,7 @@ class Sampler:
             or params.presence_penalty != 0.0
             or params.frequency_penalty != 0.0
         )
-        if params.grammar is not None:
-            self._grammar = _grammar_sampler(params.grammar, model)
-        if not self.is_greedy or penalised or self._grammar is not None:
+        if not self.is_greedy or penalised:
             self._chain = self._build_chain(seed, prompt)
         if self._chain is not None:
             self._candidates = np.zeros(self._vocab_size, dtype=_TOKEN_DATA)
@@ -156,9 +133,9 @@ class Sampler:
             row[~self._matcher.allowed()] = -math.inf
 
     def choose(self, row: Logits) -> int:
-        """The next token for a prepared row; the choice is remembered by penalties, grammar and constraint.
+        """The next token for a prepared row; the choice is remembered by penalties and constraint.
 
-        An end of generation when nothing may follow: the grammar is complete, and the end is forbidden (`ignore_eos`,
+        An end of generation when nothing may follow: the constraint is met, and the end is forbidden (`ignore_eos`,
         `min_tokens`).
 
         Raises: BackendFailed when no token may follow and the constraint is not met either.
@@ -177,20 +154,6 @@ class Sampler:
     def _choose(self, row: Logits) -> int:
         if self._chain is None:
             return int(row.argmax())
-        token = self._apply_chain(row)
-        if self._grammar is not None:
-            lib = llama()
-            # Most tokens fit, and asking about one is far cheaper than asking about the whole vocabulary.
-            if not self._grammar_allows(token, float(row[token])):
-                token = self._apply_chain(row, constrained=True)
-                if not self._grammar_allows(token, float(row[token])):
-                    # llama.cpp ends the process when a grammar has to accept a token that it does not allow.
-                    return min(self._model.end_of_generation)
-            lib.llama_sampler_accept(self._grammar, token)
-        llama().llama_sampler_accept(self._chain, token)
-        return token
-
-    def _apply_chain(self, row: Logits, *, constrained: bool = False) -> int:
         lib = llama()
         # What is forbidden stays away: under a constraint a few of 49,152 candidates are left to sort and to sum.
         ids = np.flatnonzero(row > -math.inf)
@@ -199,28 +162,16 @@ class Sampler:
         candidates["logit"] = row[ids]
         candidates["p"] = 0.0
         array = _token_array(lib, candidates)
-        if constrained:
-            lib.llama_sampler_apply(self._grammar, ctypes.byref(array))
         lib.llama_sampler_apply(self._chain, ctypes.byref(array))
-        return int(array.data[array.selected].id)
-
-    def _grammar_allows(self, token: int, logit: float) -> bool:
-        lib = llama()
-        single = np.zeros(1, dtype=_TOKEN_DATA)
-        single["id"], single["logit"] = token, logit
-        array = _token_array(lib, single)
-        lib.llama_sampler_apply(self._grammar, ctypes.byref(array))
-        return not math.isinf(float(single["logit"][0]))
+        token = int(array.data[array.selected].id)
+        lib.llama_sampler_accept(self._chain, token)
+        return token
 
     def close(self) -> None:
         """Free the samplers. Idempotent."""
-        lib = llama()
         if self._chain is not None:
-            lib.llama_sampler_free(self._chain)
+            llama().llama_sampler_free(self._chain)
             self._chain = None
-        if self._grammar is not None:
-            lib.llama_sampler_free(self._grammar)
-            self._grammar = None
 
 
 _TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])

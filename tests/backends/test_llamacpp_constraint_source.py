@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("numpy", reason="the engine is not installed")
 
 from backends.errors import UnsupportedParameter
-from backends.llamacpp.constraint_source import source_of, with_gbnf
+from backends.llamacpp.constraint_source import source_of
 from tests.backends.contract import request
 
 OPEN = {"type": "object", "properties": {"a": {"type": "string"}}}
@@ -69,12 +69,11 @@ def test_choices_are_literals_whatever_is_in_them():
 
 
 def test_a_grammar_is_lark_unless_it_is_written_as_gbnf():
-    gbnf = request("m", structured_outputs={"grammar": 'root ::= "a"'})
+    own = source_of(request("m", grammar='root ::= "b"'))
 
     assert source(grammar='start: "a"').kind == "lark"
-    assert source_of(gbnf) is None
-    assert with_gbnf(gbnf).grammar == 'root ::= "a"'
-    assert with_gbnf(request("m", grammar='root ::= "b"')).grammar == 'root ::= "b"'
+    assert source(grammar='root ::= "a"').kind == "gbnf"
+    assert (own.kind, own.text, own.param) == ("gbnf", 'root ::= "b"', "grammar") if own else False
 
 
 def test_a_structural_tag_is_refused_by_name():

@@ -128,15 +128,34 @@ def test_required_is_one_call_where_the_model_was_made_for_none(
     assert (")*" in text.splitlines()[0]) == repeats
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [({"sampling": SamplingParams(grammar='root ::= "a"')}, "grammar")],
-)
-def test_a_constraint_of_the_callers_beside_tools_is_refused_by_name(fields: dict[str, Any], param: str):
+OWN: list[tuple[dict[str, Any], str]] = [
+    ({"sampling": SamplingParams(grammar='root ::= "a"')}, "grammar"),
+    ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), OWN)
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_constraint_of_the_callers_beside_a_call_that_must_come_is_refused_by_name(
+    fields: dict[str, Any], param: str, choice: Any
+):
     with pytest.raises(UnsupportedParameter) as refused:
-        lark(**fields)
+        lark(tool_choice=choice, **fields)
 
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize(("fields", "param"), OWN)
+def test_a_constraint_of_the_callers_beside_calls_that_may_come_is_the_answers(
+    fields: dict[str, Any], param: str
+):
+    made = manner(HERMES, tools=[TOOL], **fields)
+
+    assert param
+    assert made is not None
+    assert made.source is None
+    assert "| @answer" in made.around
 
 
 def test_arguments_that_are_no_object_cannot_be_held_to_their_schema():

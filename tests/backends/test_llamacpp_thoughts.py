@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("numpy", reason="the engine is not installed")
 
-from backends.errors import UnsupportedParameter
 from backends.llamacpp.context import ContextConfig
 from backends.llamacpp.engine import EngineConfig
 from backends.llamacpp.loaded import LlamaCppModel
@@ -97,29 +96,23 @@ async def test_equal_choices_think_equally(model: LlamaCppModel):
     assert finished.usage.reasoning_tokens == finished.usage.completion_tokens == 12
 
 
-async def test_what_is_asked_beside_the_thoughts_holds_for_the_answer(model: LlamaCppModel):
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        {"structured_outputs": {"choice": ["hello", "goodbye"]}},
+        {"grammar": 'root ::= "hello" | "goodbye"'},
+        {"structured_outputs": {"grammar": 'root ::= "hello" | "goodbye"'}},
+    ],
+)
+async def test_what_is_asked_beside_the_thoughts_holds_for_the_answer(
+    model: LlamaCppModel, constraint: dict[str, Any]
+):
     events = await said(
         model,
         {"enable_thinking": False},
         ignore_eos=False,
         max_tokens=20,
-        structured_outputs={"choice": ["hello", "goodbye"]},
+        **constraint,
     )
 
     assert text_of(events, TextDelta) in ("hello", "goodbye")
-
-
-async def test_a_grammar_of_llama_cpps_own_is_followed_from_the_first_token(model: LlamaCppModel):
-    prompt = ChatPrompt(messages=[{"role": "user", "content": "Say hello."}])
-    tool = {"type": "function", "function": {"name": "f"}}
-    wanted = request(MODEL, prompt, max_tokens=20, grammar='root ::= "yes" | "no"')
-    with_tools = request(
-        MODEL,
-        ChatPrompt(messages=prompt.messages, tools=[tool]),
-        max_tokens=20,
-        grammar='root ::= "yes" | "no"',
-    )
-
-    assert text_of(await events_of(model, wanted), TextDelta) in ("yes", "no")  # type: ignore[arg-type]
-    with pytest.raises(UnsupportedParameter):
-        await events_of(model, with_tools)  # type: ignore[arg-type]

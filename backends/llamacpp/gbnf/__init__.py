@@ -1,0 +1,6 @@
+"""llama.cpp's grammars (GBNF) as Lark texts for llguidance.
+
+    text ─syntax─> rules ─shape─> rules that can be met ─lexemes─> what the lexer may take at once ─lark─> text
+
+Runs in the process where grammars are tried, with its limits of time and memory; it imports nothing but itself.
+"""
