@@ -255,6 +255,10 @@ def _in_ms(values: Sequence[float | None]) -> Spread | None:
     return spread(None if value is None else value * 1000 for value in values)
 
 
+def _each_in_ms(values: Sequence[float]) -> list[float]:
+    return [1000 * value for value in values]
+
+
 def _goals(values: Sequence[float | None], **goal: float) -> str:
     """One verdict where all lengths have the same, else one of each."""
     verdicts = [verdict(value, **goal) for value in values]
@@ -276,13 +280,12 @@ def table(data: Mapping[str, Any]) -> str:
     unbatched = [_rate(row["unbatched"]) for row in lengths]
     of_engine = [mine / engine for mine, engine in zip(many, whole, strict=True)]
     of_unbatched = [mine / other if other else None for mine, other in zip(many, unbatched, strict=True)]
-    waits = {
-        name: [
-            None if row[name]["p50_s"] is None else (row[name]["p50_s"] - row["engine"]["single_s"]) * 1000
+
+    def waits(name: str, engine: str) -> list[float | None]:
+        return [
+            None if row[name]["p50_s"] is None else (row[name]["p50_s"] - row["engine"][engine]) * 1000
             for row in lengths
         ]
-        for name in ("alone", "after")
-    }
 
     def line(what: str, values: Sequence[float | None], digits: int, goal: str = "") -> list[str]:
         return [what, *(number(value, digits) for value in values), goal]
@@ -304,10 +307,23 @@ def table(data: Mapping[str, Any]) -> str:
             "",
         ],
         line("one client alone, p50, ms", [1000 * (p50 or 0) for p50 in each("alone", "p50_s")], 2),
-        line("… longer than the engine needs, ms", waits["alone"], 2, _goals(waits["alone"], at_most=5)),
+        line("engine, a call of one after a pause, p50, ms", _each_in_ms(each("engine", "paused_s")), 2),
         line(
-            "one client right after the many, ms longer", waits["after"], 2, _goals(waits["after"], at_most=5)
+            "… the client waits so much longer, ms",
+            waits("alone", "paused_s"),
+            2,
+            _goals(waits("alone", "paused_s"), at_most=5),
         ),
+        line(
+            "… right after the many, ms",
+            waits("after", "paused_s"),
+            2,
+            _goals(waits("after", "paused_s"), at_most=5),
+        ),
+        line(
+            "engine, a call of one right after another, p50, ms", _each_in_ms(each("engine", "single_s")), 2
+        ),
+        line("… the client waits so much longer, ms", waits("alone", "single_s"), 2),
     ]
     head = ["all-MiniLM-L6-v2 on llama.cpp", *(_length(row) for row in lengths), "goal"]
     alone, beside = data["itl_alone_s"], data["itl_beside_s"]
