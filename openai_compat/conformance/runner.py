@@ -64,8 +64,8 @@ def _record(outcome: Outcome, check: Check, variant: Variant, subject: Subject, 
 def _ended(check: Check, variant: Variant, subject: Subject) -> BaseException | None:
     """How one check ended; None for a pass.
 
-    It runs in a thread of its own, which is left alone when its time is over: a server that answers nothing must not
-    hold up the rest.
+    It runs in a thread of its own, which is left alone, with its connections closed, when its time is over: a server
+    that answers nothing, or without end, must not hold up the rest.
     """
     ended: list[BaseException | None] = []
 
@@ -84,6 +84,7 @@ def _ended(check: Check, variant: Variant, subject: Subject) -> BaseException | 
     thread.start()
     thread.join(check.time_limit_s)
     if not ended:
+        subject.renew()
         return AssertionError(f"no end within {check.time_limit_s:g} s")
     return ended[0]
 

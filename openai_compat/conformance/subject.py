@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from openai_compat.conformance.api import Api
@@ -21,11 +20,23 @@ class Subject:
     def __init__(self, base_url: str, model: str, api_key: str | None) -> None:
         self._api_key = api_key
         self._open = ExitStack()
-        self.service = Api(base_url, model, api_key)
-        self._open.enter_context(self.service.http)
+        self._sdk: openai.OpenAI | None = None
+        self.service = self._new(base_url, model)
 
     def close(self) -> None:
         self._open.close()
+
+    def renew(self) -> None:
+        """Closes every connection, whoever waits on it, and begins anew: an answer without end is left, so that the
+        server stops making it."""
+        self.close()
+        self._sdk = None
+        self.service = self._new(self.service.base_url, self.service.model)
+
+    def _new(self, base_url: str, model: str) -> Api:
+        api = Api(base_url, model, self._api_key)
+        self._open.enter_context(api.http)
+        return api
 
     def of(self, name: str) -> Any:
         """Raises: NotApplicable."""
@@ -50,15 +61,17 @@ class Subject:
         """A server whose context a test can fill."""
         return self.service
 
-    @cached_property
+    @property
     def sdk(self) -> openai.OpenAI:
         """The unmodified SDK, which tries nothing twice."""
-        import openai
+        if self._sdk is None:
+            import openai
 
-        client = openai.OpenAI(
-            base_url=f"{self.service.base_url}/v1",
-            api_key=self._api_key or "not-needed",
-            max_retries=0,
-            timeout=SDK_TIMEOUT_S,
-        )
-        return self._open.enter_context(client)
+            client = openai.OpenAI(
+                base_url=f"{self.service.base_url}/v1",
+                api_key=self._api_key or "not-needed",
+                max_retries=0,
+                timeout=SDK_TIMEOUT_S,
+            )
+            self._sdk = self._open.enter_context(client)
+        return self._sdk

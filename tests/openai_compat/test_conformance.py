@@ -54,6 +54,14 @@ def slow__the_rest_does_not_wait(service: Api) -> None:
 
 
 @openai_api
+@within(0.5)
+def endless__the_server_is_left(service: Api) -> None:
+    with service.http.stream("GET", "/endless") as response:
+        for _ in response.iter_raw():
+            pass
+
+
+@openai_api
 async def later__a_coroutine_is_run(service: Api) -> None:
     fail("it ran")
 
@@ -64,6 +72,7 @@ def special__only_this_service_does_that(service: Api) -> None:
 
 
 forever = threading.Event()
+left = threading.Event()
 HERE = [value for value in list(globals().values()) if hasattr(value, "_conformance_check")]
 
 
@@ -74,12 +83,24 @@ class _Server(BaseHTTPRequestHandler):
     }
 
     def do_GET(self) -> None:
+        if self.path == "/endless":
+            self.go_on()
+            return
         status, body = self.answers.get(self.path, (404, b"{}"))
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    def go_on(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        try:
+            while not forever.wait(0.01):
+                self.wfile.write(b": still here\n\n")
+        except OSError:
+            left.set()
 
     def log_message(self, *_: object) -> None:
         pass
@@ -111,6 +132,7 @@ def few_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "all_checks", lambda: checks)
     monkeypatch.setattr(running, "left_out", dict)
     forever.clear()
+    left.clear()
 
 
 def results(output: str) -> dict[str, tuple[str, str]]:
@@ -130,6 +152,8 @@ def test_each_behaviour_is_passed_failed_not_offered_or_not_tried(
     assert found["locked"] == ("not tried", "needs --api-key")
     assert found["choosy"] == ("not offered", "501 not here")
     assert found["slow"] == ("failed", "no end within 0.05 s")
+    assert found["endless"] == ("failed", "no end within 0.5 s")
+    assert left.wait(10), "the server goes on"
     assert found["later"] == ("failed", "it ran")
     assert found["special"] == ("not tried", "only this service promises it")
 
@@ -151,7 +175,7 @@ def test_extensions_are_tried_on_this_service(url: str, capsys: pytest.CaptureFi
 
     table = capsys.readouterr().out
     assert "special * passed" in table
-    assert "3 passed, 3 failed, 1 not offered, 0 not tried" in table
+    assert "3 passed, 4 failed, 1 not offered, 0 not tried" in table
 
 
 @pytest.mark.parametrize("url", [_Pretender], indirect=True)

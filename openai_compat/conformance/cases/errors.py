@@ -15,10 +15,11 @@ from openai_compat.conformance.api import (
     Api,
     contract_error,
     encode,
+    error_object,
     error_of,
     user,
 )
-from openai_compat.conformance.check import extension, given, openai_api
+from openai_compat.conformance.check import NotApplicable, extension, given, openai_api
 
 INTERNALS = re.compile(
     r'Traceback|File "|\.py\b|site-packages|0x[0-9a-f]{6,}|<class |/home/|/usr/|/root/', re.I
@@ -97,13 +98,17 @@ def err_object_on_validation__the_error_object_has_a_message_and_a_type(service:
     if messages == "absent":
         del body["messages"]
 
-    error_of(service.post(CHAT, body))
+    error_object(service.post(CHAT, body))
 
 
 @openai_api
 @given("name", list(REFUSALS), ids=str)
 def err_code_is_string_or_null__and_so_is_param(service: Api, name: str) -> None:
-    error_of(REFUSALS[name][0](service), range(400, 500))
+    response = REFUSALS[name][0](service)
+
+    if response.status_code == 200:
+        raise NotApplicable(f"{name}: it is not refused")
+    error_object(response, range(400, 500))
 
 
 @openai_api
@@ -150,7 +155,6 @@ def err_status_before_stream__an_invalid_streaming_request_gets_its_status(
     service: Api, wrong: dict[str, Any]
 ) -> None:
     error_of(service.post(CHAT, service.chat_body(stream=True) | wrong))
-    error_of(service.chat(model="nobody/has-this-model", stream=True), (404,))
 
 
 @extension
