@@ -148,6 +148,10 @@ class Catalogue:
         found = cards.get(rest)
         return found if found is not None and found.owned_by == provider else None
 
+    def has_offers(self, backend: str) -> bool:
+        """Whether the backend has said by now what it serves without a card."""
+        return backend in self._offered
+
     def broken(self) -> Mapping[str, str]:
         """Id -> why, for the files in the model folders that cannot be served."""
         return {file.id: file.problem for file in self._current().found.values() if file.problem}

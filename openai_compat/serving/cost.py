@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
-from backends.errors import BackendUnavailable
+from backends.errors import BackendUnavailable, UnsupportedParameter
 from backends.types import ChatPrompt, GenerationRequest, Prompt, TextPrompt
 from models.card import Price, RemoteSource
 from models.catalogue import Catalogue
@@ -18,6 +18,7 @@ from openai_compat.serving.gateway import CLOUDS, Gateway, Target
 
 PRICE_RETRY_S: Final = 60.0
 """Prices come from the backend's list, which it may not have given yet."""
+OFFERS_RETRY_S: Final = 5.0
 CHARS_PER_TOKEN: Final = 4
 """Of an English text, roughly: for a prompt that nobody has counted."""
 TOKENS_PER_PICTURE: Final = 1000
@@ -25,9 +26,19 @@ TOKENS_PER_PICTURE: Final = 1000
 
 
 async def require_budget(gateway: Gateway, caller: Principal | None, target: Target) -> None:
-    """Raises: QuotaExceeded; BackendUnavailable when nobody can say what the caller spent."""
-    if target.kind in CLOUDS and caller is not None:
-        await gateway.budgets.check(caller)
+    """For a caller with a budget. What has no price cannot be counted, so it is not paid for.
+
+    Raises: QuotaExceeded; UnsupportedParameter when the price is not known; BackendUnavailable when the prices have not
+    come yet, or nobody can say what the caller spent.
+    """
+    if target.kind not in CLOUDS or caller is None or gateway.budgets.limit_of(caller) is None:
+        return
+    await gateway.budgets.check(caller)
+    if price_of(gateway.catalogue, target) is None:
+        message = f"The price of the model {target.card.id!r} is not known, and this caller has a budget"
+        if not gateway.catalogue.has_offers(target.kind):
+            raise BackendUnavailable(message, retry_after_s=OFFERS_RETRY_S)
+        raise UnsupportedParameter(message, param="model")
 
 
 def require_price(gateway: Gateway, target: Target) -> None:

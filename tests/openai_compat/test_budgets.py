@@ -298,6 +298,7 @@ class House:
             script=script or words("Hi", usage=Usage(5, 1, cost_usd=cost)), kind="litellm"
         )
         self.local = ScriptedBackend(script=words("here"))
+        cloudy = {"fallbacks": ["tiny"], "price": PRICE, **fields}
         file = folder / "principals.json"
         alice = {"name": "alice", "token_sha256": digest_of(b"alice").hex(), "budget_usd_per_day": 1}
         bob = {"name": "bob", "token_sha256": digest_of(b"bob").hex()}
@@ -305,7 +306,7 @@ class House:
         self.app = make_app(
             backends={"litellm": self.cloud, "fake": self.local},
             cards=[
-                card("cloudy", "litellm", **{"fallbacks": ["tiny"], **fields}),
+                card("cloudy", "litellm", **cloudy),
                 card("tiny", "fake", fallbacks=["cloudy"]),
             ],
             principals_file=file,
@@ -494,12 +495,40 @@ async def test_a_fallback_above_its_cards_limit_is_passed_over(tmp_path: Path) -
 
 
 async def test_a_limit_on_an_unknown_price_lets_nothing_through(tmp_path: Path) -> None:
-    async with House(tmp_path, max_price=PRICE, fallbacks=[]) as house:
-        assert (await house.chat()).status == 503
+    async with House(tmp_path, price=None, max_price=PRICE, fallbacks=[]) as house:
+        assert (await house.chat(token="bob")).status == 503
 
         offered = card("cloudy", "litellm", price=PRICE)
         house.app.state.gateway.catalogue.offer("litellm", [offered])
-        assert (await house.chat()).status == 200
+        assert (await house.chat(token="bob")).status == 200
+
+
+async def test_a_caller_with_a_budget_gets_nothing_from_a_cloud_that_nobody_can_price(tmp_path: Path) -> None:
+    async with House(tmp_path, price=None) as house:
+        early = await house.chat()
+        house.app.state.gateway.catalogue.offer("litellm", [])
+        reply = await house.chat()
+
+        assert (early.status, early.error["code"]) == (503, "backend_unavailable")
+        assert (reply.status, reply.error["code"], reply.error["param"]) == (
+            400,
+            "unsupported_parameter",
+            "model",
+        )
+        assert "price of the model 'cloudy' is not known" in reply.error["message"]
+        assert house.cloud.requests == []
+        assert (await house.chat(token="bob")).status == 200
+
+
+async def test_a_fallback_that_nobody_can_price_is_passed_over_for_a_caller_with_a_budget(
+    tmp_path: Path,
+) -> None:
+    async with House(tmp_path, price=None) as house:
+        house.app.state.gateway.catalogue.offer("litellm", [])
+        house.local.script = [BackendUnavailable("The runner is dead")]
+
+        assert (await house.chat("tiny")).error["message"] == "The runner is dead"
+        assert (await house.chat("tiny", token="bob")).json["model"] == "cloudy"
 
 
 async def test_embeddings_of_a_cloud_need_a_budget_too(tmp_path: Path) -> None:
