@@ -23,6 +23,8 @@ DAY_S: Final = 86_400
 EVERYBODY: Final = "*"
 """In the table of budgets: whoever has no entry of his own."""
 STORE_RETRY_S: Final = 5.0
+MAX_OWING: Final = 10_000
+"""Callers whose unbooked costs are kept: with a budget for everybody they may be any number of addresses."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +67,9 @@ class Budgets:
         self._on_cost = on_cost
         self._adding: set[asyncio.Task[None]] = set()
         self._is_down = False
+        self._owed: dict[str, int] = {}
+        """What could not be booked, by name. It counts all the same, and is booked with the next cost: on a full disk
+        sums can be read and not added to, and a budget would have no end."""
 
     def limit_of(self, principal: Principal) -> float | None:
         """US dollars a day; None is no limit."""
@@ -87,12 +92,13 @@ class Budgets:
                 "What was spent today cannot be read, and this caller has a budget",
                 retry_after_s=STORE_RETRY_S,
             ) from None
-        self._note_up()
-        if spent.nanos >= limit_usd * NANOS:
+        if not self._owed:
+            self._note_up()
+        if spent.nanos + self._owed.get(principal.name, 0) >= limit_usd * NANOS:
             raise QuotaExceeded(limit_usd=limit_usd, resets_in_s=spent.resets_in_s)
 
     async def add(self, principal: Principal, cost_usd: float) -> None:
-        """Book a cost; what cannot be booked is logged. Once begun it is finished, whatever happens to the caller."""
+        """Book a cost; what cannot be is logged. Once begun it is finished, whatever happens to the caller."""
         self._on_cost(principal, cost_usd)
         nanos = _nanos(cost_usd)
         if self._store is None or nanos == 0 or not self._is_counted(principal):
@@ -120,11 +126,14 @@ class Budgets:
         return principal.is_named or self.limit_of(principal) is not None
 
     async def _add(self, store: SpendingStore, name: str, nanos: int) -> None:
+        owed = self._owed.pop(name, 0)
         try:
-            await store.add(name, nanos)
+            await store.add(name, owed + nanos)
         except StoreUnavailable as exc:
             self._note_down(exc)
             _log.error("%s spent %.9f US dollars that could not be booked", name, nanos / NANOS)
+            if owed or len(self._owed) < MAX_OWING:
+                self._owed[name] = self._owed.get(name, 0) + owed + nanos
         else:
             self._note_up()
 

@@ -245,6 +245,33 @@ async def test_a_cost_that_cannot_be_booked_is_logged(caplog: pytest.LogCaptureF
     assert "alice spent 0.250000000 US dollars that could not be booked" in caplog.text
 
 
+async def test_what_cannot_be_booked_counts_and_is_booked_once_it_can_be(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Full(Broken):
+        """A disk without room: it can be read."""
+
+        async def spent(self, name: str) -> Spent:
+            return Spent(self.nanos, 60.0)
+
+    store = Full()
+    budgets = Budgets(store)
+    await budgets.add(ALICE, 0.6)
+    await budgets.check(ALICE)
+    await budgets.add(ALICE, 0.6)
+
+    with pytest.raises(QuotaExceeded):
+        await budgets.check(ALICE)
+    await budgets.check(Principal(name="bob", budget_usd_per_day=1.0))
+    assert "kept again" not in caplog.text
+    store.down = False
+    await budgets.add(ALICE, 0.1)
+    assert store.nanos == 1_300_000_000
+    assert caplog.text.count("kept again") == 1
+    with pytest.raises(QuotaExceeded):
+        await budgets.check(ALICE)
+
+
 async def test_a_booking_is_finished_when_its_request_is_cancelled() -> None:
     class Slow(Broken):
         async def add(self, name: str, nanos: int) -> None:
