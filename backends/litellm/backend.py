@@ -67,7 +67,7 @@ class LiteLLMBackend(Backend):
     """
 
     kind = "litellm"
-    features: frozenset[Feature] = frozenset({"tools", "structured_outputs", "reasoning_effort"})
+    features: frozenset[Feature] = frozenset({"tools", "structured_outputs", "reasoning_effort", "vision"})
 
     def __init__(
         self,

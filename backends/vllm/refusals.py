@@ -101,6 +101,8 @@ _TOO_LONG: Final = tuple(
         rf"maximum context length is {_C} tokens.*?\({_N} in the (?:messages|prompt)",
         rf"passed (?P<least>at least )?{_N} input tokens.*?context length is only {_C} tokens",
         rf"prompt \(length {_N}\) is longer than the maximum model length of {_C}",
+        # vLLM of a prompt with pictures
+        rf"input length \({_N}\) exceeds model's maximum context length \({_C}\)",
         # OpenAI
         rf"maximum context length is {_C} tokens.*?resulted in {_N} tokens",
         # llama-server

@@ -74,6 +74,8 @@ def _png(data: bytes) -> Picture:
         elif kind == b"acTL":
             frames = max(1, _big(data, at + 8, 4))
         elif kind == b"IDAT":
+            if not has_pixels:
+                _check_beginning(view[at + 8 : end - 4])
             has_pixels = True
         elif kind == b"IEND":
             if not has_pixels:
@@ -81,6 +83,15 @@ def _png(data: bytes) -> Picture:
             return Picture("image/png", width, height, frames)
         at = end
     raise BrokenPicture("is cut into too many parts")
+
+
+def _check_beginning(pixels: memoryview) -> None:
+    """Decoders may take pixels that cannot be unpacked for black ones. Their beginning tells; all of a large picture
+    would be hundreds of megabytes."""
+    try:
+        zlib.decompressobj().decompress(pixels, 1 << 12)
+    except zlib.error:
+        raise BrokenPicture("is damaged: its pixels cannot be unpacked") from None
 
 
 # JPEG: segments of marker, length, content; after a scan's header comes what its length leaves out.

@@ -250,6 +250,19 @@ class BackendContract:
             await events_of(backend, request(model, **wanted))
         )
 
+    async def test_a_picture_that_would_have_to_be_fetched_is_refused_by_its_place(
+        self, backend: Backend, model: str
+    ):
+        """A gateway puts every picture into the request; here is the last that looks."""
+        if "vision" not in backend.features:
+            pytest.skip("takes no pictures")
+        link = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a.png"}}
+        chat = ChatPrompt(messages=[{"role": "user", "content": [{"type": "text", "text": "?"}, link]}])
+        with pytest.raises(InvalidParameter) as refused:
+            await events_of(backend, request(model, chat))
+
+        assert refused.value.param == "messages[0].content[1].image_url"
+
     @pytest.mark.parametrize("stream", [False, True])
     async def test_how_an_answer_was_made_is_told_where_it_is_wanted_and_changes_nothing(
         self, backend: Backend, model: str, stream: bool

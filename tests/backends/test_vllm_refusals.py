@@ -211,6 +211,7 @@ TOO_LONG = [
     "You passed 1200 input tokens and requested 16 output tokens. However, the model's context length is only 1000 "
     "tokens, resulting in a maximum input length of 984 tokens.",
     "The decoder prompt (length 1200) is longer than the maximum model length of 1000. Make sure that it is no longer.",
+    "Input length (1200) exceeds model's maximum context length (1000).",
     "request (1200 tokens) exceeds the available context size (1000 tokens), try increasing it",
     "The input (1200 tokens) is longer than the model's context length (1000 tokens).",
     "Requested token count exceeds the model's maximum context length of 1000 tokens. You requested a total of 1216 "
@@ -455,7 +456,7 @@ async def test_a_grammar_over_which_a_server_that_is_well_fails_is_the_callers(
     error = await refusal_of(server, upstream, script, stream=True, **ITSELF)
 
     assert isinstance(error, InvalidGrammar)
-    assert error.param == "structured_outputs"
+    assert error.param == "structured_outputs.grammar"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from contextlib import suppress
 
 import pytest
@@ -100,7 +101,8 @@ def test_other_kinds_are_refused(data: bytes) -> None:
 def test_the_size_that_a_small_file_claims_is_what_counts() -> None:
     """A bomb: some bytes of zeros that a decoder makes gigabytes of."""
     header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
-    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"x") + chunk(b"IEND", b"")
+    pixels = zlib.compress(bytes(1 << 20))
+    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
 
     assert read_picture(bomb).pixels == 3_600_000_000
 
@@ -119,6 +121,14 @@ def test_a_webp_whose_frame_is_larger_than_its_canvas_counts_as_that() -> None:
     data[at + 6 : at + 12] = (9999).to_bytes(3, "little") + (7999).to_bytes(3, "little")
 
     assert (read_picture(bytes(data)).width, read_picture(bytes(data)).height) == (10_000, 8000)
+
+
+def test_a_png_whose_pixels_cannot_be_unpacked_is_refused() -> None:
+    whole = png()
+    hollow = whole[: whole.index(b"IDAT") - 4] + chunk(b"IDAT", b"nonsense") + chunk(b"IEND", b"")
+
+    with pytest.raises(BrokenPicture, match="cannot be unpacked"):
+        read_picture(hollow)
 
 
 @pytest.mark.parametrize("size", [(0, 5), (5, 0)])
