@@ -14,7 +14,7 @@ An error ends the iterator by being raised (`backends.errors`); nothing follows 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -131,6 +131,14 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     wants_provenance: bool = False
     """`Finished` is to say how the answer was made. No part of the question: nothing of it reaches an engine."""
 
+
+CONSTRAINT_OPTIONS: Final = (
+    "disable_fallback",
+    "disable_any_whitespace",
+    "disable_additional_properties",
+    "whitespace_pattern",
+)
+"""Members of `structured_outputs` that constrain nothing by themselves; all but the first are about JSON."""
 
 Feature = Literal[
     "tools", "structured_outputs", "reasoning_effort", "suffix", "best_of", "echo_logprobs", "vision"

@@ -15,7 +15,15 @@ from typing import Any, Final
 from backends.errors import InvalidParameter, NotSupported, UnsupportedParameter
 from backends.litellm.deployment import Deployment
 from backends.pictures import own_messages
-from backends.types import ChatPrompt, GenerationRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
+from backends.types import (
+    CONSTRAINT_OPTIONS,
+    ChatPrompt,
+    GenerationRequest,
+    Prompt,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+)
 
 MAX_TOKEN_ID: Final = 1 << 20
 """The largest vocabularies have a quarter of this."""
@@ -285,9 +293,15 @@ def _json_schema(
     asked = request.structured_outputs
     if not asked:
         return None
+    for option in CONSTRAINT_OPTIONS:
+        if asked.get(option) not in (None, False):
+            # vLLM takes these from its command line, and would drop them in silence.
+            raise _refused(request, f"structured_outputs.{option}")
     if deployment.provider == "hosted_vllm":
         arguments["extra_body"] = {"structured_outputs": asked}
         return None
+    if asked.get("json_object"):
+        return {"type": "json_object"}
     schema = asked.get("json")
     if schema is None:
         raise _refused(request, "structured_outputs")

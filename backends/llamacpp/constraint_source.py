@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 from backends.errors import UnsupportedParameter
 from backends.llamacpp.constraint import Source
 from backends.llamacpp.schema_closing import closed
-from backends.types import GenerationRequest
+from backends.types import CONSTRAINT_OPTIONS, GenerationRequest
 
 _SPACED: Final = (("item_separator", ", "), ("key_separator", ": "))
 """JSON as models have read most of it, and no blank anywhere else: where blanks are free, small models write nothing
@@ -35,6 +35,12 @@ def source_of(request: GenerationRequest) -> Source | None:
         return _json(schema, "structured_outputs.json", outputs)
     if "json_object" in outputs:
         return _json({"type": "object"}, "structured_outputs.json_object", outputs)
+    for option in CONSTRAINT_OPTIONS[1:]:
+        if outputs.get(option) not in (None, False):
+            raise UnsupportedParameter(
+                f"structured_outputs.{option}: only with `json` or `json_object`",
+                param=f"structured_outputs.{option}",
+            )
     if "regex" in outputs:
         return Source(kind="regex", text=_unanchored(outputs["regex"]), param="structured_outputs.regex")
     if "choice" in outputs:
@@ -44,15 +50,10 @@ def source_of(request: GenerationRequest) -> Source | None:
         # Lark has no such sign outside of its literals.
         kind: Literal["gbnf", "lark"] = "gbnf" if "::=" in outputs["grammar"] else "lark"
         return Source(kind=kind, text=outputs["grammar"], param="structured_outputs.grammar")
-    name = next(iter(outputs.keys() - _OPTIONS), "structured_outputs")
+    name = next(iter(outputs.keys() - {*CONSTRAINT_OPTIONS}), "structured_outputs")
     raise UnsupportedParameter(
         f"structured_outputs.{name}: llama.cpp has no such constraint", param=f"structured_outputs.{name}"
     )
-
-
-_OPTIONS: Final = frozenset(
-    ("disable_fallback", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
-)
 
 
 def _json(schema: Any, param: str, options: dict[str, Any] | None = None) -> Source:

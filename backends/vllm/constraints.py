@@ -8,9 +8,15 @@ from typing import Any
 import msgspec
 
 from backends.errors import InvalidGrammar, UnsupportedParameter
+from backends.types import CONSTRAINT_OPTIONS
 from backends.vllm.dialect import Dialect
 
 PARAM = "structured_outputs"
+
+
+def constraint_in(outputs: dict[str, Any]) -> str:
+    """The name of the one that is asked for."""
+    return next((name for name in outputs if name not in CONSTRAINT_OPTIONS), PARAM)
 
 
 def translated(constraint: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
@@ -20,7 +26,12 @@ def translated(constraint: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
     """
     given = {name: value for name, value in constraint.items() if value is not None and value is not False}
     if dialect.takes_structured_outputs:
-        return {PARAM: constraint}
+        for name in CONSTRAINT_OPTIONS:
+            if name in given and dialect.drops_options:
+                raise UnsupportedParameter(
+                    f"{PARAM}.{name}: the server decides it for all requests", param=f"{PARAM}.{name}"
+                )
+        return {PARAM: given}
     if len(given) != 1:
         raise _refused(", ".join(sorted(given)) or "nothing")
     ((name, value),) = given.items()

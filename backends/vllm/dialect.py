@@ -38,6 +38,8 @@ class Dialect:
     """Fewer alternatives than this are no log probabilities at all."""
     takes_structured_outputs: bool = False
     """vLLM's field of that name; other servers would drop it in silence."""
+    drops_options: bool = False
+    """It takes the options in that field and does not look at them."""
     regex: str | None = None
     """Where a regular expression goes."""
 
@@ -52,6 +54,8 @@ VLLM: Final = Dialect(
     refuses=frozenset({"typical_p"}),
     counts_per_chunk=True,
     takes_structured_outputs=True,
+    # As of 0.32 they come from the command line only (`--structured-outputs-config`).
+    drops_options=True,
 )
 SGLANG: Final = Dialect(
     name="sglang",

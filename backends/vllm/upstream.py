@@ -28,7 +28,7 @@ from backends.pictures import places
 from backends.provenance import Provenance
 from backends.tokenizing import DetokenizeRequest, TokenizeRequest, Tokens
 from backends.types import ChatPrompt, EventBatch, Finished, GenerationRequest, Prompt, Started, Usage
-from backends.vllm import counting, pooling, refusals, transport
+from backends.vllm import constraints, counting, pooling, refusals, transport
 from backends.vllm.answers import Answer
 from backends.vllm.listing import Listing, ServedModel
 from backends.vllm.provenance import Version, provenance_of
@@ -424,8 +424,9 @@ class Upstream:
 
 def _constraint_of(request: GenerationRequest) -> str | None:
     """The field that confines the whole answer, if there is one."""
+    if request.structured_outputs is not None:
+        return f"{constraints.PARAM}.{constraints.constraint_in(request.structured_outputs)}"
     given = {
-        "structured_outputs": request.structured_outputs,
         "response_format": request.response_format,
         "grammar": request.sampling.grammar,
         "tools": request.tool_choice if request.tool_choice not in ("auto", "none") else None,

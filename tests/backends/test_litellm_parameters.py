@@ -293,6 +293,7 @@ def test_vllms_json_form_becomes_openais_and_its_other_forms_are_refused():
     made = sent(structured_outputs={"json": schema})["response_format"]
 
     assert made["json_schema"]["schema"] == schema
+    assert sent(structured_outputs={"json_object": True})["response_format"] == {"type": "json_object"}
     assert refused(structured_outputs={"regex": "a+"}) == "structured_outputs"
     assert refused(without("response_format"), structured_outputs={"json": schema}) == "structured_outputs"
 
@@ -301,6 +302,20 @@ def test_a_vllm_of_ones_own_gets_structured_outputs_as_they_are():
     arguments = sent(a_deployment("hosted_vllm"), structured_outputs={"regex": "a+"}, top_k=3)
 
     assert arguments["extra_body"] == {"top_k": 3, "structured_outputs": {"regex": "a+"}}
+
+
+@pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
+@pytest.mark.parametrize(
+    "option",
+    [{"disable_fallback": True}, {"disable_any_whitespace": True}, {"whitespace_pattern": " "}],
+    ids=str,
+)
+def test_an_option_that_nobody_would_look_at_is_refused_by_name(provider: str, option: dict[str, Any]):
+    asked = {"json": {"type": "object"}, **option}
+
+    assert refused(a_deployment(provider), structured_outputs=asked) == (
+        f"structured_outputs.{next(iter(option))}"
+    )
 
 
 def test_an_effort_of_reasoning_is_sent_or_refused():

@@ -68,6 +68,19 @@ def test_choices_are_literals_whatever_is_in_them():
     assert made.text == 'start: "say \\"hi\\"\\n" | "é\\\\"\n'
 
 
+@pytest.mark.parametrize(
+    "option",
+    [{"disable_any_whitespace": True}, {"disable_additional_properties": True}, {"whitespace_pattern": " "}],
+    ids=str,
+)
+def test_an_option_of_json_beside_another_constraint_is_refused_by_name(option: dict[str, Any]):
+    with pytest.raises(UnsupportedParameter) as refused:
+        source(regex="a", **option)
+
+    assert refused.value.param == f"structured_outputs.{next(iter(option))}"
+    assert source(regex="a", disable_fallback=True).text == "a"
+
+
 def test_a_grammar_is_lark_unless_it_is_written_as_gbnf():
     own = source_of(request("m", grammar='root ::= "b"'))
 

@@ -383,6 +383,33 @@ def test_a_constraint_that_would_be_dropped_in_silence_is_refused(
     assert refused.value.param == "structured_outputs"
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"disable_fallback": True},
+        {"disable_any_whitespace": True},
+        {"disable_additional_properties": True},
+        {"whitespace_pattern": " "},
+    ],
+    ids=str,
+)
+def test_an_option_that_vllm_would_not_look_at_is_refused_by_name(option: dict[str, Any]):
+    wanted = msgspec.structs.replace(chat(), structured_outputs={"json": {}, **option})
+    with pytest.raises(UnsupportedParameter) as refused:
+        plan(wanted, VLLM)
+
+    assert refused.value.param == f"structured_outputs.{next(iter(option))}"
+    assert body(wanted, OURS)["structured_outputs"] == {"json": {}, **option}
+
+
+def test_an_option_that_is_off_is_not_sent():
+    wanted = msgspec.structs.replace(
+        chat(), structured_outputs={"json": {}, "disable_any_whitespace": False, "whitespace_pattern": None}
+    )
+
+    assert body(wanted, VLLM)["structured_outputs"] == {"json": {}}
+
+
 def test_a_schema_that_is_no_json_is_refused():
     with pytest.raises(InvalidGrammar):
         plan(msgspec.structs.replace(chat(), structured_outputs={"json": "{"}), GENERIC)
