@@ -6,14 +6,17 @@ what `Provenance` says.
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, Final
 
 import msgspec
 
 from backends.provenance import Provenance
 from backends.types import SamplingParams, Usage
+from openai_compat.media.data_url import is_data_url
 from openai_compat.receipts import seal
 
 VERSION: Final = 1
@@ -153,6 +156,24 @@ def rewritten_messages(before: Sequence[Any], after: Sequence[Mapping[str, Any]]
             told.append({"field": f"messages[{index}].content", "from": "parts", "to": "text"})
         if len(told) >= _MAX_MESSAGES_TOLD:
             break
+    return told[:_MAX_MESSAGES_TOLD]
+
+
+def fetched_pictures(before: Sequence[Any], after: Sequence[Any]) -> list[Mapping[str, Any]]:
+    """Links that pictures were fetched from, with the SHA-256 of what was there; the first few. The same link may lead
+    to another picture when the receipt is replayed."""
+    told: list[Mapping[str, Any]] = []
+    for index, (old, new) in enumerate(zip(before, after, strict=False)):
+        if not isinstance(old.get("content"), list):
+            continue
+        for position, (part, seen) in enumerate(zip(old["content"], new["content"], strict=False)):
+            if part["type"] != "image_url" or is_data_url(part["image_url"]["url"]):
+                continue
+            if not is_data_url(seen["image_url"]["url"]):
+                continue  # not fetched yet
+            picture = b64decode(seen["image_url"]["url"].partition(",")[2])
+            where = f"messages[{index}].content[{position}].image_url"
+            told.append({"field": where, "from": "link", "to": f"sha256:{sha256(picture).hexdigest()}"})
     return told[:_MAX_MESSAGES_TOLD]
 
 

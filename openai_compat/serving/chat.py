@@ -12,7 +12,7 @@ from starlette.types import Scope
 
 from backends.types import ChatPrompt, Feature, GenerationRequest
 from openai_compat.media.intake import has_pictures
-from openai_compat.receipts.document import Asked, rewritten_fields, rewritten_messages
+from openai_compat.receipts.document import Asked, fetched_pictures, rewritten_fields, rewritten_messages
 from openai_compat.record import record_of
 from openai_compat.schemas.chat import ChatRequest
 from openai_compat.serving.answers import ChatAnswer, engine_request_id
@@ -115,6 +115,7 @@ def _receipt(asked: ChatRequest, ignored: tuple[str, ...], request: GenerationRe
     assert isinstance(prompt, ChatPrompt)
     told = rewritten_fields(asked.receipt, model=request.model, sampling=request.sampling)
     told += rewritten_messages(asked.messages, prompt.messages)
+    told += fetched_pictures(asked.receipt["messages"], asked.messages)
     for name, value in prompt.template_kwargs.items():
         if name not in asked.template_kwargs:
             told.append({"field": f"chat_template_kwargs.{name}", "from": None, "to": value})

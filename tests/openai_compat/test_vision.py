@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -228,6 +229,18 @@ async def test_tokens_of_a_conversation_with_pictures_are_told(server: Upstream)
     assert isinstance(prompt, ChatPrompt)
     assert prompt.messages[0]["content"][1]["image_url"]["url"] == data_url(JPEG, "image/jpeg")
     assert (broken.status, broken.error["param"]) == (400, "messages[0].content[1].image_url")
+
+
+async def test_a_receipt_says_what_was_behind_a_link_and_holds_no_fetched_picture(server: Upstream) -> None:
+    link = f"{server.url}/a,b.jpg"
+    app = app_of(ScriptedBackend(features=SIGHT), server=server)
+
+    told = (await ask(app, shown(URL, link), receipt=True)).json["llm_receipt"]
+
+    expected = {"from": "link", "to": f"sha256:{sha256(JPEG).hexdigest()}"}
+    assert told["rewritten"][-1] == {"field": "messages[0].content[2].image_url", **expected}
+    assert told["request"]["messages"] == shown(URL, link)
+    assert data_url(JPEG, "image/jpeg") not in json.dumps(told)
 
 
 async def test_what_can_see_is_listed_so() -> None:
