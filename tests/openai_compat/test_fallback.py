@@ -301,7 +301,11 @@ def test_headers_that_go_out_while_the_next_model_is_looked_for_end_the_search()
         [Started(0, 5), Pause(4.0), DOWN],
         [],
         words("Hi"),
-        cards=[card("tiny", "fake", fallbacks=["cloudy"]), card("cloudy", "litellm")],
+        cards=[
+            card("tiny", "fake", fallbacks=["cloudy"]),
+            card("cloudy", "litellm", price={"prompt": 1, "completion": 1}),
+        ],
+        budgets={"*": 1.0},
     )
 
     async def check_slowly(_: object) -> None:
