@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any, Final
 
@@ -45,9 +45,18 @@ class Asked:
     rewritten: tuple[Mapping[str, Any], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """For a slot and in the engine; to the first token; to the last. Of vectors all of it is `prefill_ms`."""
+
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """The other part. Times in ms; `sampling` None where nothing was sampled."""
+    """The other part. `sampling` None where nothing was sampled."""
 
     id: str
     request_id: str
@@ -58,7 +67,7 @@ class Done:
     usage: Usage
     output: Sequence[Mapping[str, Any]]
     sampling: SamplingParams | None = None
-    timing: Mapping[str, float] = field(default_factory=dict)
+    timing: Timing = Timing()
     fallbacks: Sequence[Mapping[str, str]] = ()
     cost_usd: float | None = None
 
@@ -112,7 +121,7 @@ def _document(asked: Asked, done: Done) -> dict[str, Any]:
             "reasoning_tokens": usage.reasoning_tokens,
             "is_estimated": usage.is_estimated,
         },
-        "timing": {name: round(value, 3) for name, value in done.timing.items()},
+        "timing": {name: round(value, 3) for name, value in asdict(done.timing).items()},
         "retries": told.retries,
         "fallbacks": list(done.fallbacks),
         "cost_usd": done.cost_usd,

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from backends.embedding import EmbeddingRequest, Embeddings
 from backends.errors import BackendFailed
 from backends.types import TextPrompt, TokenPrompt, Usage
-from openai_compat.receipts.document import Asked, Done, receipt, rewritten_fields
+from openai_compat.receipts.document import Asked, Done, Timing, receipt, rewritten_fields
 from openai_compat.receipts.outputs import vector_entries
 from openai_compat.schemas.embeddings import EmbeddingBody
 from openai_compat.serving.calls import Call
@@ -70,7 +70,7 @@ def _receipt(
         provenance=found.provenance,
         usage=Usage(found.prompt_tokens, 0),
         output=vector_entries(found.vectors),
-        timing={"queue_ms": 0.0, "prefill_ms": call.waited_ms, "decode_ms": 0.0},
+        timing=Timing(prefill_ms=call.waited_ms),
         cost_usd=call.record.cost_usd,
     )
     return receipt(

@@ -28,13 +28,13 @@ from typing_extensions import override
 from backends.errors import BackendFailed, BackendTimeout, ModelNotReady
 from backends.types import EventBatch, Finished
 from openai_compat.errors import error_row, is_internal
-from openai_compat.receipts.document import Done, receipt
+from openai_compat.receipts.document import Done, Timing, receipt
 from openai_compat.receipts.outputs import Outputs
 from openai_compat.record import record_of
 from openai_compat.serving.books import Books
 from openai_compat.serving.clock import Clock
 from openai_compat.serving.collect import Collected
-from openai_compat.serving.cost import estimate_usd, require_budget, require_price, usd_text
+from openai_compat.serving.cost import require_budget, require_price, usd_text
 from openai_compat.serving.disconnect import client_left
 from openai_compat.serving.fallback import Fallbacks, reason_of
 from openai_compat.serving.gateway import Gateway, Target
@@ -279,7 +279,10 @@ class Exchange(Response):
             if not self._progress.is_whole:
                 raise BackendFailed("The backend ended the answer before it was complete")
         except BaseException as exc:
-            self._pay_for_part(ended_here=self._interruption is not None or not isinstance(exc, Exception))
+            if self._was_asked:
+                self._was_asked = False
+                ended_here = self._interruption is not None or not isinstance(exc, Exception)
+                self._books.pay_for_part(self.target, self.request, self._progress, ended_here=ended_here)
             raise
         finally:
             self._is_attempting = False
@@ -349,20 +352,6 @@ class Exchange(Response):
         )
         return finished
 
-    def _pay_for_part(self, *, ended_here: bool) -> None:
-        """Book what an attempt cost whose answer nobody gets; otherwise leaving just before its end would be free. One
-        that the backend itself ended without a sign of an answer costs nothing."""
-        if not self._was_asked:
-            return
-        self._was_asked = False
-        progress, cost_usd = self._progress, 0.0
-        if progress.finished is not None:
-            cost_usd = progress.finished.usage.cost_usd or 0.0
-        elif progress.num_batches or ended_here:
-            catalogue = self.gateway.catalogue
-            cost_usd = estimate_usd(catalogue, self.target, self.request, progress.num_tokens)
-        self._books.pay_soon(self.target, cost_usd)
-
     # The answer's edges.
 
     def _receipt_of(self, finished: Finished) -> bytes | None:
@@ -379,11 +368,7 @@ class Exchange(Response):
             usage=finished.usage,
             output=self._outputs.entries(),
             sampling=self.request.sampling,
-            timing={
-                "queue_ms": self._queue_ms,
-                "prefill_ms": finished.prefill_ms,
-                "decode_ms": finished.decode_ms,
-            },
+            timing=Timing(self._queue_ms, finished.prefill_ms, finished.decode_ms),
             fallbacks=self._tried,
             cost_usd=self._record.cost_usd,
         )

@@ -247,6 +247,14 @@ async def test_a_request_that_is_nested_too_deeply_to_be_repeated_is_answered_al
     assert reply.json["llm_receipt"]["version"] == 1
 
 
+async def test_a_number_that_few_readers_have_room_for_is_repeated_as_it_came() -> None:
+    reply = await chat(
+        make_app(ScriptedBackend(script=told)), receipt=True, chat_template_kwargs={"a": 10**40}
+    )
+
+    assert reply.json["llm_receipt"]["request"]["chat_template_kwargs"] == {"a": 10**40}
+
+
 @pytest.mark.parametrize("indent", [None, 2])
 async def test_its_own_digest_survives_another_writer(indent: int | None) -> None:
     receipt = await receipt_for(temperature=1.0, logit_bias={"5": 2.0}, stop=["ä\u2028"])
