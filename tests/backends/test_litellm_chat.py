@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -16,9 +16,10 @@ from backends.litellm.backend import LiteLLMBackend
 from backends.litellm.deployment import Deployment
 from backends.types import ChatPrompt, ChoiceFinished, Event, ReasoningDelta, TextDelta, ToolCallDelta
 from tests.backends.contract import events_of, finished_of, request, text_of
-from tests.backends.litellm_backends import a_backend, environment, needs_litellm
+from tests.backends.litellm_backends import a_backend, needs_litellm
+from tests.backends.litellm_calls import both
 from tests.backends.provider_upstreams import anthropic_format, openai_format, openrouter_format
-from tests.backends.provider_upstreams.server import Answer, Call, Upstream, Wire, silence, upstream
+from tests.backends.provider_upstreams.server import Answer, Call, Upstream, Wire
 from tests.backends.test_litellm_formats import HISTORY, TOOLS
 
 pytestmark = needs_litellm
@@ -45,22 +46,13 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     "sampled": {"temperature": 0.5, "top_p": 0.9, "stop": ("x",), "explicit": frozenset({"top_p", "stop"})},
     "schema": {"response_format": SCHEMA},
 }
-both = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 
 
 @pytest.fixture
-async def provider(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Upstream]:
-    async with upstream(silence) as one:
-        environment(monkeypatch, one.url)
-        monkeypatch.setenv("HOSTED_VLLM_API_BASE", f"{one.url}/v1")
-        monkeypatch.setenv(chat.LIGHT_CLIENT, "False")
-        yield one
-
-
-@pytest.fixture
-async def backend(provider: Upstream) -> AsyncIterator[LiteLLMBackend]:
-    async with a_backend() as one:
-        yield one
+def provider(provider: Upstream, monkeypatch: pytest.MonkeyPatch) -> Upstream:
+    monkeypatch.setenv("HOSTED_VLLM_API_BASE", f"{provider.url}/v1")
+    monkeypatch.setenv(chat.LIGHT_CLIENT, "False")
+    return provider
 
 
 def says(text: str, *, tool: bool = False) -> Answer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -20,9 +19,10 @@ from backends.types import (
     ToolCallDelta,
 )
 from tests.backends.contract import endings_of, events_of, finished_of, request, text_of
-from tests.backends.litellm_backends import a_backend, environment, needs_litellm
+from tests.backends.litellm_backends import needs_litellm
+from tests.backends.litellm_calls import both
 from tests.backends.provider_upstreams import anthropic_format, openai_format, openrouter_format
-from tests.backends.provider_upstreams.server import Answer, Call, Upstream, Wire, silence, upstream
+from tests.backends.provider_upstreams.server import Answer, Call, Upstream, Wire
 
 pytestmark = needs_litellm
 
@@ -58,20 +58,6 @@ HISTORY = ChatPrompt(
     tools=TOOLS,
 )
 CHAT = ChatPrompt(messages=[{"role": "user", "content": "hi"}])
-both = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-
-
-@pytest.fixture
-async def provider(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Upstream]:
-    async with upstream(silence) as one:
-        environment(monkeypatch, one.url)
-        yield one
-
-
-@pytest.fixture
-async def backend(provider: Upstream) -> AsyncIterator[LiteLLMBackend]:
-    async with a_backend() as one:
-        yield one
 
 
 def reasoning_of(events: list[Event]) -> str:

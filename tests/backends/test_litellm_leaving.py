@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -13,10 +12,11 @@ from backends.litellm.backend import LiteLLMBackend
 from backends.litellm.patience import Patience
 from backends.types import ChatPrompt, GenerationRequest, TextPrompt
 from tests.backends.contract import events_of, request, streaming
-from tests.backends.litellm_backends import a_backend, environment, needs_litellm
+from tests.backends.litellm_backends import a_backend, needs_litellm
+from tests.backends.litellm_calls import both
 from tests.backends.provider_upstreams import anthropic_format
 from tests.backends.provider_upstreams.openai_format import Model
-from tests.backends.provider_upstreams.server import Call, Upstream, Wire, silence, upstream
+from tests.backends.provider_upstreams.server import Call, Upstream, Wire, silence
 from tests.backends.serving import served
 
 pytestmark = needs_litellm
@@ -45,19 +45,6 @@ async def endless(call: Call, wire: Wire) -> None:
     await Model(length=None, itl_s=0.01, context_length=1 << 20)(call, wire)
 
 
-@pytest.fixture
-async def provider(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Upstream]:
-    async with upstream(silence) as one:
-        environment(monkeypatch, one.url)
-        yield one
-
-
-@pytest.fixture
-async def backend(provider: Upstream) -> AsyncIterator[LiteLLMBackend]:
-    async with a_backend() as one:
-        yield one
-
-
 async def left_at_once(provider: Upstream, number: int = 0) -> bool:
     call = await provider.wait_for_call(number)
     began = time.monotonic()
@@ -81,7 +68,7 @@ async def test_closing_a_stream_closes_the_connection(
     assert await left_at_once(provider)
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@both
 @pytest.mark.parametrize(("model", "prompt"), MODELS)
 async def test_leaving_before_the_answer_begins_closes_the_connection(
     provider: Upstream, backend: LiteLLMBackend, model: str, prompt: ChatPrompt | TextPrompt, *, stream: bool
@@ -117,7 +104,7 @@ async def test_leaving_inside_a_whole_answers_body_closes_the_connection(
     assert await left_at_once(provider)
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@both
 async def test_all_calls_of_a_request_end_with_it(
     provider: Upstream, backend: LiteLLMBackend, *, stream: bool
 ):
@@ -146,7 +133,7 @@ async def test_one_failing_call_ends_the_others(provider: Upstream, backend: Lit
     assert await left_at_once(provider, 2)
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@both
 async def test_leaving_behind_the_runners_wire_closes_the_connection(
     provider: Upstream, backend: LiteLLMBackend, *, stream: bool
 ):

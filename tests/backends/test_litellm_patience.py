@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from backends.errors import (
@@ -23,10 +21,10 @@ from backends.litellm.patience import Cooldowns, Patience, delay_s, is_transient
 from backends.types import ChatPrompt
 from tests.backends.clocks import FakeClock
 from tests.backends.contract import events_of, finished_of, request, text_of
-from tests.backends.litellm_backends import a_backend, a_card, environment, needs_litellm
+from tests.backends.litellm_backends import a_backend, a_card, needs_litellm
 from tests.backends.provider_upstreams import anthropic_format, openai_format
 from tests.backends.provider_upstreams.openai_format import chunk, completion
-from tests.backends.provider_upstreams.server import Answer, Call, Upstream, Wire, silence, upstream
+from tests.backends.provider_upstreams.server import Answer, Call, Upstream, Wire
 
 CHAT = ChatPrompt(messages=[{"role": "user", "content": "hi"}])
 LABEL = "openai/gpt-4o"
@@ -136,11 +134,9 @@ def test_the_table_of_deployments_is_bounded(cooldowns: Cooldowns):
 
 
 @pytest.fixture
-async def provider(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Upstream]:
+def provider(provider: Upstream, monkeypatch: pytest.MonkeyPatch) -> Upstream:
     monkeypatch.setattr(waits, "FIRST_DELAY_S", 0.01)
-    async with upstream(silence) as one:
-        environment(monkeypatch, one.url)
-        yield one
+    return provider
 
 
 def fails(status: int, **headers: str) -> Answer:

@@ -7,17 +7,19 @@ from collections.abc import AsyncIterator
 import pytest
 
 from backends.errors import UpstreamError
-from backends.types import ChatPrompt
+from backends.litellm.backend import LiteLLMBackend
+from backends.types import ChatPrompt, TextDelta
 from tests.backends.contract import events_of, request, text_of
 from tests.backends.litellm_backends import a_backend, environment, needs_litellm
-from tests.backends.provider_upstreams.openai_format import completion
+from tests.backends.litellm_calls import answers_with, both, openai_stream, refusal
+from tests.backends.provider_upstreams import openai_format
+from tests.backends.provider_upstreams.openai_format import chunk, completion
 from tests.backends.provider_upstreams.server import Call, Upstream, Wire, upstream
 
 pytestmark = needs_litellm
 
 HELLO = ChatPrompt(messages=[{"role": "user", "content": "hi"}])
 MODELS = ["gpt-4o", "claude-sonnet-4-5", "openrouter/meta-llama/llama-3-70b-instruct", "groq/m"]
-both = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 
 
 async def answering(_: Call, wire: Wire) -> None:
@@ -74,3 +76,20 @@ async def test_answers_are_asked_for_unpacked(provider: Upstream, stream: bool) 
                 continue  # what it answers is of no format of a stream, or of another provider
 
     assert [call.headers["accept-encoding"] for call in provider.calls] == ["identity"] * len(MODELS)
+
+
+async def test_a_connection_is_used_again_after_an_answer_and_after_a_refusal(
+    provider: Upstream, backend: LiteLLMBackend
+):
+    hello = openai_stream(chunk({"role": "assistant", "content": "Hi"}), chunk({}, finish_reason="stop"))
+    refused = answers_with(400, openai_format.error("No", kind="invalid_request_error"))
+    provider.answers = [answers_with(200, completion("Hi")), hello, refused, hello]
+
+    for number in range(4):
+        if number == 2:
+            await refusal(backend)
+        else:
+            events = await events_of(backend, request("gpt-4o", HELLO, stream=number % 2 == 1))
+            assert any(isinstance(event, TextDelta) for event in events)
+
+    assert provider.connections == 1
