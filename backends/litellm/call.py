@@ -20,6 +20,7 @@ from backends.litellm.chat import Chat
 from backends.litellm.choice import Choice
 from backends.litellm.deployment import Deployment
 from backends.litellm.errors import Translator
+from backends.litellm.measure import AnswerTooLong
 from backends.litellm.parameters import Part, Plan
 from backends.litellm.provenance import Testimony
 from backends.litellm.transport import Connection
@@ -135,7 +136,8 @@ class Call:
 
     def _pause_s(self, attempt: int, error: ServiceError | ModelError) -> float | None:
         """How long to wait before the next attempt; None: there is none."""
-        if self._passed_on or attempt >= self._road.patience.max_retries or not waits.is_transient(error):
+        is_last = self._passed_on or attempt >= self._road.patience.max_retries
+        if is_last or self._connection.exceeded is not None or not waits.is_transient(error):
             return None
         pause_s = waits.delay_s(attempt, error)
         left_s = self._deadline - asyncio.get_running_loop().time()
@@ -242,7 +244,10 @@ class Call:
         await self._put(events)
 
     def _check_stream(self) -> None:
-        """No text after a gap. Raises: UpstreamError for half a JSON, which LiteLLM skips."""
+        """No text after a gap. Raises: UpstreamError for half a JSON, which LiteLLM skips; AnswerTooLong, which it may
+        take for the end."""
+        if self._connection.exceeded is not None:
+            raise AnswerTooLong
         watch = self._connection.watch
         if watch is not None and watch.is_broken:
             provider = self._deployment.provider

@@ -157,8 +157,8 @@ async def _asked(
                 f"The provider {deployment.provider!r} did not finish within {limit_s:g} s"
             ) from None
         pause_s = waits.delay_s(attempt, error)
-        is_last = attempt >= road.patience.max_retries or not waits.is_transient(error)
-        if is_last or pause_s > min(waits.WAITS_FOR_S, left_s):
+        is_last = attempt >= road.patience.max_retries or connection.exceeded is not None
+        if is_last or not waits.is_transient(error) or pause_s > min(waits.WAITS_FOR_S, left_s):
             raise error from None
         await asyncio.sleep(pause_s)
         attempt += 1

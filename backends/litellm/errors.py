@@ -136,6 +136,8 @@ class Translator:
             return exc
         if isinstance(exc, TimeoutError):
             return BackendTimeout(f"The provider {deployment.provider!r} did not answer in time")
+        if connection.exceeded is not None:
+            return UpstreamError(f"The provider {deployment.provider!r} sent {connection.exceeded}")
         watch = connection.watch
         said = (_of_body({"error": watch.error}) if watch is not None else None) or _said(exc)
         kinds = " < ".join(dict.fromkeys(type(link).__name__ for link in _chain(exc)))

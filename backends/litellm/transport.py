@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import aiohttp
 
+from backends.litellm.measure import Measure
 from backends.litellm.watch import Tail, Watch, WatchedStream
 
 KEEP_ALIVE_S: Final = 30.0
@@ -56,12 +57,14 @@ class Pool:
             request.headers["accept-encoding"] = "identity"
             response = await handle(request)
             _keep_at_home(request, response)
-            connection = current.get()
-            if connection is not None and connection.content_type == "text/event-stream":
+            connection = current.get() or Connection()
+            is_stream = connection.content_type == "text/event-stream"
+            if is_stream:
                 connection.watch = Watch()
-                response.stream = self._watched(response.stream, connection.watch)
-            elif connection is not None and connection.tail is not None:
-                response.stream = self._watched(response.stream, connection.tail)
+            connection.measure = Measure(is_stream=is_stream)
+            response.stream = self._watched(
+                response.stream, connection.measure, connection.watch or connection.tail
+            )
             return response
 
         transport.handle_async_request = watched
@@ -85,13 +88,19 @@ class Connection:
     """What is known of the HTTP exchange of one call. `response` is None until the provider's head arrived, `watch` is
     None unless it is an event stream, `tail` unless somebody wants to see how an answer ends."""
 
-    __slots__ = ("provider", "response", "tail", "watch")
+    __slots__ = ("measure", "provider", "response", "tail", "watch")
 
     def __init__(self, provider: str = "") -> None:
         self.provider = provider
         self.response: aiohttp.ClientResponse | None = None
         self.watch: Watch | None = None
         self.tail: Tail | None = None
+        self.measure: Measure | None = None
+
+    @property
+    def exceeded(self) -> str | None:
+        """Which bound the answer broke. It would break it again: such a call is not tried again."""
+        return None if self.measure is None else self.measure.exceeded
 
     @property
     def status(self) -> int | None:

@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
+from backends.litellm.measure import Measure
+
 MAX_ERROR_BYTES: Final = 4096
 MAX_LINE_BYTES: Final = 1 << 20
 """A longer event (a picture that a model painted) is not looked at: it would be put together from its pieces again and
@@ -103,17 +105,22 @@ class Tail:
 
 
 class WatchedStream:
-    """The body of an httpx response, shown to a watch on its way."""
+    """The body of an httpx response, measured and shown to a watch on its way."""
 
-    def __init__(self, body: Any, watch: Watch | Tail) -> None:
+    def __init__(self, body: Any, measure: Measure, watch: Watch | Tail | None) -> None:
         self._body = body
+        self._measure = measure
         self._watch = watch
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        measure, watch = self._measure, self._watch
         async for data in self._body:
-            self._watch.feed(data)
+            measure.feed(data)
+            if watch is not None:
+                watch.feed(data)
             yield data
-        self._watch.end()
+        if watch is not None:
+            watch.end()
 
     async def aclose(self) -> None:
         await self._body.aclose()

@@ -9,6 +9,7 @@ from backends.errors import (
     BackendUnavailable,
     UpstreamError,
 )
+from backends.litellm import measure
 from backends.litellm.backend import LiteLLMBackend
 from backends.litellm.patience import Patience
 from tests.backends.litellm_backends import a_backend, needs_litellm
@@ -123,5 +124,30 @@ async def test_silence_runs_into_the_deadline_of_the_request(provider: Upstream,
 
     assert isinstance(error, BackendTimeout)
     assert "0.3 s" in error.message
+    await provider.calls[0].wait_until_ended()
+    assert provider.calls[0].client_left
+
+
+@pytest.mark.parametrize("status", [200, 500])
+@both
+@each
+async def test_an_answer_without_an_end_is_given_up_at_a_bound_and_not_asked_for_again(
+    provider: Upstream, name: str, status: int, stream: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(measure, "MAX_ANSWER_BYTES", 100_000)
+
+    async def endless(_: Call, wire: Wire) -> None:
+        head = f"HTTP/1.1 {status} Endless\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+        await wire.raw(head.encode() + b'd\r\n{"choices": "\r\n')
+        while True:
+            await wire.piece(b"x" * 10_000)
+
+    provider.answer = endless
+    async with a_backend(patience=Patience(max_retries=2)) as backend:
+        error = await refusal(backend, MODELS[name], stream=stream)
+
+    assert type(error) is UpstreamError
+    assert "more than 100000 bytes" in error.message
+    assert len(provider.calls) == 1
     await provider.calls[0].wait_until_ended()
     assert provider.calls[0].client_left

@@ -12,6 +12,7 @@ from backends.errors import (
     UpstreamError,
     UpstreamRateLimited,
 )
+from backends.litellm import measure
 from backends.litellm.backend import LiteLLMBackend
 from backends.litellm.patience import Patience
 from tests.backends.contract import events_of, finished_of, request, text_of
@@ -20,6 +21,7 @@ from tests.backends.litellm_calls import (
     CHAT,
     MODELS,
     broken_stream,
+    each,
     openai_stream,
     refusal,
 )
@@ -192,3 +194,34 @@ async def test_no_failure_after_the_finish_reason_spoils_the_answer(
 
     assert text_of(events) == "Hi"
     assert finished_of(events).usage.is_estimated
+
+
+@pytest.mark.parametrize("piece", [b"x" * 10_000, b": " + b"x" * 9_998 + b"\n\n"], ids=["line", "stream"])
+@each
+async def test_a_stream_whose_line_or_whole_has_no_end_is_given_up_at_a_bound(
+    provider: Upstream, name: str, piece: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(measure, "MAX_EVENT_BYTES", 100_000)
+    monkeypatch.setattr(measure, "MAX_ANSWER_BYTES", 1_000_000)
+
+    async def endless(_: Call, wire: Wire) -> None:
+        await wire.begin_stream()
+        if name == "anthropic":
+            for event in anthropic_format.events(anthropic_format.text("Hello"))[:4]:
+                await wire.event(event, name=event["type"])
+        else:
+            await wire.event(chunk({"role": "assistant", "content": "Hello"}))
+        if b"\n" not in piece:
+            await wire.piece(b"data: ")
+        while True:
+            await wire.piece(piece)
+
+    provider.answer = endless
+    async with a_backend(patience=Patience(max_retries=2)) as backend:
+        seen, raised = await broken_stream(backend, MODELS[name])
+
+    assert text_of(seen) == "Hello"
+    assert type(raised) is UpstreamError
+    assert "00000 bytes" in raised.message
+    await provider.calls[0].wait_until_ended()
+    assert provider.calls[0].client_left

@@ -21,13 +21,14 @@ from backends.errors import (
     UpstreamError,
     UpstreamRateLimited,
 )
+from backends.litellm import measure
 from backends.litellm.backend import LiteLLMBackend
 from backends.litellm.patience import Patience
 from models.card import ModelCard, Price
 from tests.backends.embedding_contract import FOX, EmbeddingContract, embedded, numbers, wanted
 from tests.backends.litellm_backends import QUICK, a_backend, a_card, environment, needs_litellm
 from tests.backends.provider_upstreams.openai_embeddings import Embedder
-from tests.backends.provider_upstreams.server import Upstream, upstream
+from tests.backends.provider_upstreams.server import Call, Upstream, Wire, upstream
 from tests.backends.serving import served
 
 pytestmark = needs_litellm
@@ -125,6 +126,24 @@ async def test_a_refusal_has_its_class_and_shows_no_key(
             await embedded(backend, wanted("vec", FOX))
 
     assert "sk-openai" not in str(caught.value)
+
+
+async def test_an_answer_without_an_end_is_not_asked_for_again(
+    provider: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "MAX_ANSWER_BYTES", 100_000)
+
+    async def endless(_: Call, wire: Wire) -> None:
+        await wire.begin_stream("application/json")
+        while True:
+            await wire.piece(b"[" * 10_000)
+
+    provider.answer = endless
+    async with a_backend(CARD, patience=Patience(max_retries=2)) as backend:
+        with pytest.raises(UpstreamError, match="more than 100000 bytes"):
+            await embedded(backend, wanted("vec", FOX))
+
+    assert len(provider.calls) == 1
 
 
 async def test_a_failure_that_may_pass_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

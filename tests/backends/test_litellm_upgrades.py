@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import logging
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -34,3 +36,14 @@ def test_a_price_that_cannot_be_computed_is_no_silent_zero(caplog: pytest.LogCap
 
     assert caplog.text.count("is not counted") == 1
     assert "secret" not in caplog.text
+
+
+@pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="LiteLLM is not installed")
+def test_the_version_is_the_one_whose_insides_were_read() -> None:
+    found = importlib.metadata.version("litellm")
+
+    assert found == upgrades.LOOKED_AT, (
+        f"LiteLLM {found} is installed, and {upgrades.LOOKED_AT} was looked at. What our code uses of its insides, and "
+        "what is lost where they have changed, stands at LOOKED_AT in backends/litellm/upgrades.py: read those places "
+        "of the new version, run the other tests of LiteLLM, and write the new version there."
+    )
