@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 MAX_FAILED_KEPT = 64
 """Failed loads whose message is remembered, so that a stream of bad names cannot grow the table."""
 
+HOUSEKEEPING_RETRY_S = 1.0
 STEADY_S = 60.0
 """An engine that served for so long starts a new count of failures."""
 
@@ -286,25 +287,37 @@ class Residents:
         self._wake.ring()
 
     async def _keep_house(self) -> None:
-        """Unload what idled too long, bring back what failed by itself, and try failed preloads again."""
         while True:
-            now = self._clock.now()
-            self._evict(decide(Tick(now), self._state()))
-            for row in tuple(self.rows.values()):
-                if row.state == "loaded" and row.copy is not None and row.engine_failed:
-                    self.begin_restart(row, row.copy)
-            failed = [e for e in self.rows.values() if e.state == "failed" and (e.preload or e.restarting)]
-            for row in failed:
-                if row.retry_at <= now and not self.is_draining:
-                    self.begin_load(row)
-            times = [e.retry_at for e in failed if e.retry_at > now]
-            expiry = first_expiry(self._state().residents)
-            if expiry is not None:
-                times.append(expiry)
-            self._next_wake = min(times, default=None)
-            woken = self._wake.future()
-            within = None if self._next_wake is None else self._next_wake - now
-            await self._any_of(woken, within_s=within)
+            try:
+                within = self._tidy_up()
+            except Exception:
+                # Without it no engine would come back, and nobody would know why.
+                log.exception("looking after the models failed; it is tried again")
+                within = HOUSEKEEPING_RETRY_S
+            await self._any_of(self._wake.future(), within_s=within)
+
+    def _tidy_up(self) -> float | None:
+        """Unload what idled too long, bring back what failed by itself, and try failed preloads again.
+
+        Gives the seconds until there is something to do again; None: not before something happens.
+        """
+        now = self._clock.now()
+        self._evict(decide(Tick(now), self._state()))
+        for row in tuple(self.rows.values()):
+            if row.state == "loaded" and row.copy is not None and row.engine_failed:
+                self.begin_restart(row, row.copy)
+        failed = [
+            row for row in self.rows.values() if row.state == "failed" and (row.preload or row.restarting)
+        ]
+        for row in failed:
+            if row.retry_at <= now and not self.is_draining:
+                self.begin_load(row)
+        times = [row.retry_at for row in failed if row.retry_at > now]
+        expiry = first_expiry(self._state().residents)
+        if expiry is not None:
+            times.append(expiry)
+        self._next_wake = min(times, default=None)
+        return None if self._next_wake is None else self._next_wake - now
 
     async def change_before(self, deadline: float) -> bool:
         """Wait for any change of what is in memory or in use; False once the deadline has passed."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import NoReturn
 
 import pytest
 
+from backends import residents
 from backends.errors import BackendFailed, BackendUnavailable
 from backends.residents import STEADY_S
 from tests.backends.clocks import settle
@@ -164,3 +166,23 @@ async def test_the_metrics_are_those_of_the_models_in_memory(bench: Bench):
     await bench.pool.unload("b")
 
     assert await bench.pool.metrics() == b"a 1\nc 1\n"
+
+
+async def test_looking_after_the_models_goes_on_after_a_failure(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    bench.loader.add("m")
+    await bench.pool.start()
+    await bench.load("m")
+    healthy = residents.decide
+
+    def broken(*_: object) -> NoReturn:
+        monkeypatch.setattr(residents, "decide", healthy)
+        raise RuntimeError("a fault of our own")
+
+    monkeypatch.setattr(residents, "decide", broken)
+    bench.loader.last("m").die()
+    await bench.until(lambda: "looking after the models failed" in caplog.text)
+    await bench.clock.advance(residents.HOUSEKEEPING_RETRY_S)
+
+    await bench.until(lambda: bench.loader.loads == ["m", "m"])
