@@ -4,7 +4,10 @@ An engine takes some 20 s to start, so the tests share one service and are in th
 
 from __future__ import annotations
 
+import hashlib
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,7 +19,7 @@ import openai
 import psutil
 import pytest
 
-from tests.conformance.conftest import Instance
+from tests.conformance.conftest import ROOT, Instance
 from tests.vllm_engine.conftest import CARD_ARGS
 
 MODEL = "tiny"
@@ -211,6 +214,47 @@ def test_the_legacy_route_and_its_log_probabilities(sdk: openai.OpenAI) -> None:
     assert answer.choices[0].text
     assert answer.choices[0].logprobs is not None
     assert len(answer.choices[0].logprobs.tokens or ()) == 5
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_a_receipt_names_the_weights_and_an_idle_engine_repeats_the_text(
+    http: httpx.Client, instance: Instance, weights: Path, tmp_path: Path, temperature: float
+) -> None:
+    body = {
+        "model": "gpt-tiny",
+        "messages": [{"role": "user", "content": "Say something about rivers."}],
+        "max_tokens": 16,
+        "temperature": temperature,
+        "receipt": True,
+    }
+    file = tmp_path / "answer.json"
+
+    def answered() -> bool:
+        file.write_text(http.post("/v1/chat/completions", json=body).raise_for_status().text)
+        return json.loads(file.read_text())["llm_receipt"]["model"]["sha256"] is not None
+
+    until(answered, 120)  # the first receipts may come before the weights are hashed
+    receipt = json.loads(file.read_text())["llm_receipt"]
+    command = [sys.executable, "-m", "openai_compat", "replay", str(file), "--base-url", instance.base_url]
+    done = subprocess.run(
+        [*command, "--api-key", "a-secret-of-the-service", "--json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    (file_of_weights,) = weights.glob("*.safetensors")
+    assert receipt["model"]["sha256"] == hashlib.sha256(file_of_weights.read_bytes()).hexdigest()
+    assert receipt["engine"]["name"] == "vLLM"
+    assert receipt["engine"]["version"]
+    assert receipt["repeats"] == "likely"
+    assert isinstance(receipt["sampling"]["seed"], int) is (temperature > 0)
+    assert {"field": "chat_template_kwargs.enable_thinking", "from": None, "to": False} in receipt[
+        "rewritten"
+    ]
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_schema_is_met(sdk: openai.OpenAI) -> None:
