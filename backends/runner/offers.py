@@ -68,14 +68,21 @@ class OfferingClient(RunnerClient):
         known: Offers | None = None
         while True:
             try:
-                offers = await self.offers()
+                known = await self._taken_over(known)
             except (BackendError, PeerGone, TimeoutError, msgspec.DecodeError):
-                offers = None
-            if offers is not None and offers != known:
-                known = offers
-                cards = list(cards_of(offers, self._kind))
-                self._catalogue.offer(self._kind, cards, prefixes=offers.prefixes)
+                pass  # its health says so
+            except Exception:
+                # Without it names and prices would stay as they are, and nobody would know why.
+                _log.exception("what %s offers could not be taken over; it is asked again", self._kind)
             await asyncio.sleep(SOON_S if known is None else LATER_S)
+
+    async def _taken_over(self, known: Offers | None) -> Offers:
+        """What it offers, which is in the catalogue from then on."""
+        offers = await self.offers()
+        if offers != known:
+            cards = list(cards_of(offers, self._kind))
+            self._catalogue.offer(self._kind, cards, prefixes=offers.prefixes)
+        return offers
 
 
 def cards_of(offers: Offers, kind: BackendKind) -> Iterator[ModelCard]:
