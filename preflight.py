@@ -13,7 +13,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +22,8 @@ from openai_compat.principals import parse_principals
 from openai_compat.reserve import reserve
 from settings import Args, Settings, SettingsError
 
+INSTANCE_VARIABLE: Final = "INFERENCE_INSTANCE_DIR"
+"""For our own processes; no setting."""
 INSTANCE_BYTES: Final = 4 << 20
 """The table of the rate limit takes half a megabyte, and each worker's first metrics a quarter."""
 _PACKAGE_OF = {"llamacpp": "llama_cpp", "litellm": "litellm", "vllm": "vllm"}
@@ -119,17 +121,24 @@ def check_port_is_free(host: str, port: int) -> None:
             ) from error
 
 
-def instance_dir(supervisor_pid: int) -> Path:
-    """The folder that all processes below one supervisor share: limits and counters of the workers."""
-    return Path(tempfile.gettempdir()) / f"llm-inference-{os.getuid()}-{supervisor_pid}"
+def instance_dir(supervisor_pid: int, environment: Mapping[str, str]) -> Path:
+    """The folder that all processes below one supervisor share: limits and counters of the workers.
+
+    A worker that replaces another is told where it is: where the place for temporary files is full by then, it would
+    look for it elsewhere, and keep limits of its own.
+    """
+    name = f"llm-inference-{os.getuid()}-{supervisor_pid}"
+    told = Path(environment.get(INSTANCE_VARIABLE, ""))
+    return told if told.name == name else Path(tempfile.gettempdir()) / name
 
 
-def make_instance_dir(supervisor_pid: int) -> Path:
-    """The same, made anew: whatever a dead process with this id left is removed. Only its owner may enter.
+def make_instance_dir(supervisor_pid: int, environment: MutableMapping[str, str]) -> Path:
+    """The same, made anew, and told to the processes that inherit `environment`: whatever a dead process with this id
+    left is removed. Only its owner may enter.
 
     Raises: SettingsError when somebody else owns that name, or the disk has no room for what the workers will map.
     """
-    path = instance_dir(supervisor_pid)
+    path = instance_dir(supervisor_pid, environment)
     shutil.rmtree(path, ignore_errors=True)
     try:
         path.mkdir(mode=0o700)
@@ -140,4 +149,5 @@ def make_instance_dir(supervisor_pid: int) -> Path:
         raise SettingsError(
             f"the folder {path} cannot be made or filled ({error.strerror}); TMPDIR may name another place"
         ) from error
+    environment[INSTANCE_VARIABLE] = str(path)
     return path

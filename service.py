@@ -93,7 +93,9 @@ try:
         check_runner_is_guarded(settings, str(_command.params.get("bento", "")), _host)
         check_port_is_free(_host, _port)
         keep_processes_alive(environment())
-        atexit.register(partial(shutil.rmtree, make_instance_dir(os.getpid()), ignore_errors=True))
+        atexit.register(
+            partial(shutil.rmtree, make_instance_dir(os.getpid(), environment()), ignore_errors=True)
+        )
 except (SettingsError, CatalogueError) as _error:
     _stop(str(_error))
 
@@ -103,7 +105,7 @@ for _package in ("llm", "models", "backends"):
     logging.getLogger(_package).setLevel(settings.log_level)
 # uvicorn would believe X-Forwarded-For from any peer on this machine; LLM_TRUSTED_PROXIES decides instead.
 os.environ["FORWARDED_ALLOW_IPS"] = ""
-_instance_dir = instance_dir(os.getpid() if _serve_command() else os.getppid())
+_instance_dir = instance_dir(os.getpid() if _serve_command() else os.getppid(), environment())
 _shared_dir = _instance_dir if _instance_dir.is_dir() else None
 _runner_token = settings.runner_token.get_secret_value() if settings.runner_token else None
 _runner_http = {"port": PORT, "host": "0.0.0.0" if _runner_token else "127.0.0.1"}  # noqa: S104

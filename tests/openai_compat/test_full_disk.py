@@ -127,7 +127,7 @@ def test_a_start_without_room_for_what_workers_share_says_so(
     monkeypatch.setattr(preflight, "reserve", no_room)
 
     with pytest.raises(SettingsError, match=r"No space left on device.*TMPDIR"):
-        preflight.make_instance_dir(1)
+        preflight.make_instance_dir(1, {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -138,3 +138,15 @@ def test_the_table_of_the_rate_limit_is_not_used_without_room(
 
     with pytest.raises(OSError, match="No space left"):
         SharedBuckets(tmp_path / "table", capacity=1000)
+
+
+def test_a_worker_finds_what_it_shares_though_there_is_another_place_for_temporary_files_by_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment: dict[str, str] = {}
+    monkeypatch.setattr(preflight.tempfile, "gettempdir", lambda: str(tmp_path))
+    made = preflight.make_instance_dir(1, environment)
+    monkeypatch.setattr(preflight.tempfile, "gettempdir", lambda: "/var/tmp")  # noqa: S108
+
+    assert preflight.instance_dir(1, environment) == made
+    assert preflight.instance_dir(2, environment).parent == Path("/var/tmp")  # noqa: S108
