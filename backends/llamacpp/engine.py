@@ -3,10 +3,9 @@
 Every step computes a bounded piece of the prompts that are not behind their sequences yet, so that a long prompt never
 stalls the others for long, and then one token of each sequence that has its prompt behind it. Decoding is only a
 prefill of one token: a sequence's `tokens` are its prompt and what it generated, its slot knows how many of them are
-computed, and the logits of the last one give the next. So a preempted sequence needs no state of its own: it waits
-again, and what it had is computed again.
+computed, and the logits of the last one give the next. So a preempted sequence needs no state of its own.
 
-    commands ─> waiting ─> running ─> finished           (see `Engine._admit`, `_step`, `_sample`)
+    commands ─> waiting ─> running ─> finished      (see `Scheduler.admit`, `Engine._step`, `Engine._sample`)
                    ^          │
                    └ preempt ─┘
 """
@@ -17,121 +16,19 @@ import logging
 import queue
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from backends.errors import BackendFailed, InsufficientMemory, ServiceError
-from backends.llamacpp.constraint import Constraint
 from backends.llamacpp.context import Context, ContextConfig, NoRoomInCache
+from backends.llamacpp.job import Delivery, Job, Sequence
 from backends.llamacpp.model import GgufModel
-from backends.llamacpp.output import ChoiceOutput
-from backends.llamacpp.sampler import Sampler, logprobs_of
-from backends.llamacpp.slots import NUM_RECOMPUTED, Slot, SlotTable, common_prefix_length
-from backends.types import Event, Finished, FinishReason, SamplingParams, Started, Usage
+from backends.llamacpp.sampler import logprobs_of
+from backends.llamacpp.scheduler import Part, Scheduler
+from backends.llamacpp.slots import SlotTable
+from backends.types import Event, Finished, FinishReason, Started, Usage
 
 log = logging.getLogger("llm.llamacpp")
-
-
-@dataclass(eq=False)
-class Job:
-    """One request inside the engine. Built by the caller's thread, afterwards touched by the engine's thread only.
-
-    `must_repeat`: the same request must give the same text whether or not its prefix was cached (fixed seed, greedy).
-    """
-
-    params: SamplingParams
-    prompts: list[list[int]]
-    echoes: list[str]
-    """Text before each prompt's choices, "" without echo."""
-    n: int
-    seed: int
-    is_streaming: bool
-    must_repeat: bool
-    accepted_at: float
-    receive: Callable[[list[Event], ServiceError | None], None]
-    """Where its events go; called by whoever `deliver` hands the delivery to."""
-    shown: Mapping[int, bytes] = field(default_factory=dict)
-    """Control tokens that are text here, and what they say: the marks of tool calls, for example."""
-    constraint: Constraint | None = None
-    """What each of its answers has to look like."""
-    started_at: float = 0.0
-    first_token_at: float = 0.0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    num_unfinished: int = 0
-    is_over: bool = False
-    events: list[Event] = field(default_factory=list)
-    """What this step brought; handed over at its end."""
-
-    @property
-    def prompt_tokens(self) -> int:
-        return sum(map(len, self.prompts))
-
-
-Delivery = tuple[Job, list[Event], ServiceError | None]
-"""Events of one job, in order; an error is its end."""
-
-
-class Sequence:
-    """One choice while it is computed."""
-
-    __slots__ = (
-        "counts_cache",
-        "index",
-        "job",
-        "max_tokens",
-        "num_prompt",
-        "output",
-        "sampler",
-        "slot",
-        "tokens",
-    )
-
-    def __init__(self, job: Job, prompt_index: int, i: int) -> None:
-        prompt = job.prompts[prompt_index]
-        self.job = job
-        self.index = prompt_index * job.n + i
-        self.tokens = list(prompt)
-        self.num_prompt = len(prompt)
-        self.max_tokens = job.params.max_tokens
-        self.slot: Slot | None = None
-        self.counts_cache = i == 0
-        self.output = ChoiceOutput(
-            self.index, job.params.stop, echo=job.echoes[prompt_index], min_tokens=job.params.min_tokens
-        )
-        self.sampler: Sampler | None = None
-        """Made when it starts: a thousand waiting choices would be a thousand parsed grammars and arrays of the
-        vocabulary's size, all made in one go before the next step."""
-
-    def make_sampler(self, model: GgufModel) -> None:
-        if self.sampler is None:
-            job = self.job
-            seed = job.seed + self.index % job.n
-            matcher = job.constraint.matcher() if job.constraint is not None else None
-            prompt = self.tokens[: self.num_prompt]
-            self.sampler = Sampler(job.params, model, seed=seed, prompt=prompt, matcher=matcher)
-
-    def close(self) -> None:
-        """Free its sampler. Idempotent."""
-        if self.sampler is not None:
-            self.sampler.close()
-
-    @property
-    def num_pending(self) -> int:
-        """Tokens that are not computed yet; 1 while it decodes."""
-        assert self.slot is not None
-        return len(self.tokens) - len(self.slot.tokens)
-
-    @property
-    def slot_id(self) -> int:
-        """Of the slot it runs in; only a running sequence has one."""
-        assert self.slot is not None
-        return self.slot.id
-
-
-Part = tuple[Sequence, int]
-"""A running sequence, and how many of its tokens a batch computes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,12 +64,15 @@ class Engine:
         if not first.kv_unified:
             first = replace(first, tokens_per_sequence=min(first.tokens_per_sequence, config.initial_tokens))
         self._context = Context(model, first)
-        self._slots = self._new_slots()
+        self._scheduler = Scheduler(
+            self._new_slots(),
+            prefill_chunk_tokens=config.prefill_chunk_tokens,
+            max_length=config.context_length,
+            min_shared_tokens=config.min_shared_tokens,
+        )
         self._max_length = config.context_length
         self._commands: queue.SimpleQueue[tuple[str, Job | None]] = queue.SimpleQueue()
         self._jobs: set[Job] = set()
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
         self._touched: list[Job] = []
         self.failure: str | None = None
         """Why the loop ended by itself; None while it runs."""
@@ -201,7 +101,7 @@ class Engine:
     @property
     def num_running(self) -> int:
         """Requests with a sequence in a slot. May be read from any thread; a step old at most."""
-        return len({id(sequence.job) for sequence in list(self._running)})
+        return len({id(sequence.job) for sequence in list(self._scheduler.running)})
 
     @property
     def num_waiting(self) -> int:
@@ -228,8 +128,9 @@ class Engine:
     def _run(self) -> None:
         try:
             while self._take_commands():
-                self._admit()
-                if self._running:
+                for sequence in self._scheduler.admit():
+                    self._start(sequence)
+                if self._scheduler.running:
                     self._step()
         except Exception:
             # The loop's own bug, or memory that llama.cpp could not get: this engine is over, the process is not.
@@ -241,7 +142,7 @@ class Engine:
 
     def _take_commands(self) -> bool:
         """Apply what came in, waiting for it when there is nothing else to do. False: close."""
-        is_idle = not self._running and not self._waiting
+        is_idle = self._scheduler.is_idle
         while True:
             try:
                 command, job = self._commands.get(block=is_idle)
@@ -254,25 +155,19 @@ class Engine:
                 self._accept(job)
             elif job in self._jobs:
                 self._end_job(job, BackendFailed("The request was aborted"))
-            if not self._running and not self._waiting and self._commands.empty():
+            if self._scheduler.is_idle and self._commands.empty():
                 self._hand_over()
                 is_idle = True
 
     def _accept(self, job: Job) -> None:
         self._jobs.add(job)
-        sequences = [
-            Sequence(job, prompt_index, i) for prompt_index in range(len(job.prompts)) for i in range(job.n)
-        ]
+        sequences = job.sequences()
         job.num_unfinished = len(sequences)
-        self._waiting.extend(sequences)
+        self._scheduler.waiting.extend(sequences)
 
     def _end_job(self, job: Job, error: ServiceError) -> None:
         """Take every sequence of the job out, keep what they computed as prefix cache, and report the error."""
-        for sequence in [s for s in self._waiting if s.job is job]:
-            self._waiting.remove(sequence)
-            sequence.close()
-        for sequence in [s for s in self._running if s.job is job]:
-            self._leave(sequence)
+        self._scheduler.drop(job)
         self._jobs.discard(job)
         job.is_over = True
         events, job.events = job.events, []
@@ -294,68 +189,9 @@ class Engine:
             if command == "accept" and late is not None:
                 self._deliver([(late, [], BackendFailed(reason))])
 
-    # -- admission to slots ------------------------------------------------------------------------------------
-
-    def _admit(self) -> None:
-        """Give free slots to waiting sequences: first to the request with the fewest running ones, of equals to the one
-        that came first. So a request of a thousand prompts has every slot while it is alone, and one that comes after
-        it gets the next that is free.
-
-        One that shares much of its beginning with a prompt that is being computed waits until that part is there and
-        takes it then (so the choices of one request, and requests with one system prompt, compute it once); those
-        behind it go ahead meanwhile, but not those of the same request, which may be a thousand to compare.
-        """
-        deferred: set[Job] = set()
-        while self._slots.has_free_slot:
-            sequence = self._next_waiting(deferred)
-            if sequence is None:
-                return
-            _, available = self._slots.longest_prefix(sequence.tokens, exact=sequence.job.must_repeat)
-            if self._should_wait_for_prefix(sequence, available):
-                deferred.add(sequence.job)
-                continue
-            needed = len(sequence.tokens) - available + len(self._running)
-            if self._running and not self._slots.evict_idle_for(min(needed, self._max_length)):
-                return
-            self._waiting.remove(sequence)
-            self._start(sequence)
-
-    def _next_waiting(self, deferred: set[Job]) -> Sequence | None:
-        num_running = Counter(sequence.job for sequence in self._running)
-        seen = set(deferred)
-        best: Sequence | None = None
-        for sequence in self._waiting:
-            job = sequence.job
-            if job in seen:
-                continue
-            if job not in num_running:
-                return sequence
-            seen.add(job)
-            if best is None or num_running[job] < num_running[best.job]:
-                best = sequence
-        return best
-
-    def _should_wait_for_prefix(self, sequence: Sequence, available: int) -> bool:
-        limit = len(sequence.tokens) - NUM_RECOMPUTED
-        for other in self._running:
-            assert other.slot is not None
-            computed = len(other.slot.tokens)
-            if computed >= other.num_prompt:
-                continue
-            promised = min(common_prefix_length(other.tokens[: other.num_prompt], sequence.tokens), limit)
-            if promised > computed and promised >= available + self._config.min_shared_tokens:
-                return True
-        return False
-
     def _start(self, sequence: Sequence) -> None:
         job = sequence.job
-        slot, reused = self._slots.claim(sequence.tokens, exact=job.must_repeat)
-        sequence.slot = slot
         sequence.make_sampler(self._model)
-        self._running.append(sequence)
-        if sequence.counts_cache:
-            job.cached_tokens += min(reused, sequence.num_prompt)
-            sequence.counts_cache = False
         if not job.started_at:
             job.started_at = time.monotonic()
             self._emit(job, Started((job.started_at - job.accepted_at) * 1000, job.prompt_tokens))
@@ -365,18 +201,21 @@ class Engine:
     def _step(self) -> None:
         """Prompts first: their first tokens go out while the others are computed, and join them.
 
-        With cells per slot they would be passes of their own in one batch as well (`_in_passes`), and everybody's
-        tokens came with the last of them. Cells that all share make one pass of both, which reads the weights once.
+        With cells per slot they would be passes of their own in one batch as well (`Scheduler.with_cells`), and
+        everybody's tokens came with the last of them. Cells that all share make one pass of both, which reads the
+        weights once.
         """
         self._make_sequences_fit()
+        scheduler = self._scheduler
+        prompts = scheduler.prompt_pieces(self._context.batch.capacity)
         if self._context.config.kv_unified:
-            self._compute(self._decoding() + self._prompt_pieces())
-        elif not (pieces := self._prompt_pieces()) or self._compute(pieces):
-            self._compute(self._decoding())
+            self._compute(scheduler.decoding() + prompts)
+        elif not prompts or self._compute(prompts):
+            self._compute(scheduler.decoding())
 
     def _compute(self, parts: list[Part]) -> bool:
         """Run one batch and take in what it brings. False: nothing was computed, and what runs may have changed."""
-        parts = self._with_cells(parts)
+        parts = self._scheduler.with_cells(parts)
         if not parts:
             return False
         self._fill(parts)
@@ -384,61 +223,26 @@ class Engine:
             rows = self._context.decode()
         except NoRoomInCache:
             # The count of cells and llama.cpp's own disagree (it may need them in one piece): make room the hard way.
-            self._undo(parts)
+            self._scheduler.undo(parts)
             self._make_room()
             return False
         except BackendFailed as error:
-            self._undo(parts)
+            self._scheduler.undo(parts)
             for job in {part[0].job for part in parts}:
                 self._end_job(job, error)
-            self._slots.forget_all()
+            self._scheduler.slots.forget_all()
             return False
+        extend = self._scheduler.slots.extend
         for sequence, count in parts:
             slot = sequence.slot
             assert slot is not None
             done = len(slot.tokens)
-            self._slots.extend(slot, sequence.tokens[done : done + count], exact=count > 1)
+            extend(slot, sequence.tokens[done : done + count], exact=count > 1)
         self._sample(
             [s for s, _ in parts if s.slot is not None and len(s.slot.tokens) == len(s.tokens)], rows
         )
         self._hand_over()
         return True
-
-    def _decoding(self) -> list[Part]:
-        """One token for every sequence whose prompt is behind it."""
-        return [(sequence, 1) for sequence in self._running if sequence.num_pending == 1]
-
-    def _prompt_pieces(self) -> list[Part]:
-        """Prompts in order of arrival, within the budget: a whole batch when nobody decodes, else a chunk.
-
-        What is left of the budget goes to the next prompt only if it saves that one a step; else it would make the
-        first wait and bring the second nothing.
-        """
-        num_decoding = sum(sequence.num_pending == 1 for sequence in self._running)
-        room = self._context.batch.capacity
-        if self._context.config.kv_unified:
-            room -= num_decoding
-        whole = budget = min(room, self._config.prefill_chunk_tokens) if num_decoding else room
-        pieces: list[Part] = []
-        for sequence in self._running:
-            pending = sequence.num_pending
-            if pending == 1:
-                continue
-            count = min(budget, pending)
-            if pending - count == 1 and count > 2:
-                # The rest would be one token, and a pass of one token is not exact.
-                count -= 1
-            if count < 1 or (budget < whole and -(-(pending - count) // whole) == -(-pending // whole)):
-                continue
-            pieces.append((sequence, count))
-            budget -= count
-        return pieces
-
-    def _with_cells(self, parts: list[Part]) -> list[Part]:
-        """The parts for which there are cells: idle prefixes go first, then the youngest sequence is preempted."""
-        while not self._slots.evict_idle_for(sum(count for _, count in parts)) and self._preempt_youngest():
-            parts = [part for part in parts if part[0].slot is not None]
-        return parts if self._context.config.kv_unified else _in_passes(parts)
 
     def _fill(self, parts: list[Part]) -> None:
         batch = self._context.batch
@@ -459,7 +263,7 @@ class Engine:
         what the slots hold. Where that memory is not to be had, all slots share one cache of a single sequence's size,
         and everything is computed again."""
         have = self._context.config
-        longest = max(len(sequence.tokens) for sequence in self._running)
+        longest = max(len(sequence.tokens) for sequence in self._scheduler.running)
         if longest <= have.tokens_per_sequence:
             return
         most = self._config.context.tokens_per_sequence
@@ -476,43 +280,25 @@ class Engine:
                     "no memory for %d KV cells; the slots share %d from now on", wanted.num_cells, most
                 )
             else:
-                self._slots.move_to(self._context, num_cells=wanted.num_cells)
-                for slot in self._slots.slots:
+                table = self._scheduler.slots
+                table.move_to(self._context, num_cells=wanted.num_cells)
+                for slot in table.slots:
                     if slot.tokens and not self._context.take_over(old, slot.id):
-                        self._slots.forget(slot)
+                        table.forget(slot)
                 old.close()
                 return
-        for sequence in reversed(self._running):
-            sequence.slot = None
-            self._waiting.appendleft(sequence)
-        self._running.clear()
+        self._scheduler.preempt_all()
         old.close()
         self._context = Context(self._model, replace(have, tokens_per_sequence=most, kv_unified=True))
-        self._slots = self._new_slots()
-
-    def _undo(self, parts: Iterable[Part]) -> None:
-        for sequence, _ in parts:
-            if sequence.slot is not None:
-                self._slots.truncate_to_known(sequence.slot)
+        self._scheduler.slots = self._new_slots()
 
     def _make_room(self) -> None:
-        if self._slots.evict_idle_for(self._slots.free_cells + 1) or self._preempt_youngest():
+        if self._scheduler.try_make_room():
             return
         error = BackendFailed("The engine has no room in its KV cache for the request")
-        for job in {sequence.job for sequence in self._running}:
+        for job in {sequence.job for sequence in self._scheduler.running}:
             self._end_job(job, error)
-        self._slots.forget_all()
-
-    def _preempt_youngest(self) -> bool:
-        """Send the sequence that started last back to the head of the queue. False: only one is running."""
-        if len(self._running) < 2:
-            return False
-        sequence = self._running.pop()
-        assert sequence.slot is not None
-        self._slots.evict(sequence.slot)
-        sequence.slot = None
-        self._waiting.appendleft(sequence)
-        return True
+        self._scheduler.slots.forget_all()
 
     # -- tokens ------------------------------------------------------------------------------------------------
 
@@ -560,7 +346,7 @@ class Engine:
         for event in sequence.output.finish(reason, stop_reason):
             self._emit(job, event)
         job.completion_tokens += sequence.output.num_generated
-        self._leave(sequence)
+        self._scheduler.leave(sequence)
         job.num_unfinished -= 1
         if job.num_unfinished:
             return
@@ -577,13 +363,6 @@ class Engine:
         job.is_over = True
         self._jobs.discard(job)
 
-    def _leave(self, sequence: Sequence) -> None:
-        self._running.remove(sequence)
-        if sequence.slot is not None:
-            self._slots.release(sequence.slot)
-            sequence.slot = None
-        sequence.close()
-
     def _emit(self, job: Job, event: Event) -> None:
         if not job.events:
             self._touched.append(job)
@@ -599,26 +378,3 @@ class Engine:
                 job.events = []
         self._touched.clear()
         self._deliver(deliveries)
-
-
-def _in_passes(parts: list[Part]) -> list[Part]:
-    """The parts in the order in which llama.cpp makes the passes that are wanted of them.
-
-    With cells per slot one pass takes sequences whose slot ids follow each other, as far as they do in the batch, and
-    equally many tokens of each. Decoding neighbours shall go together, and every piece of a prompt alone: beside a
-    decoding sequence its first token would be a piece of one, which another attention kernel computes, and it would
-    not be exact. So runs of decoding neighbours and single pieces are put in falling order: none follows its
-    predecessor's id.
-    """
-    groups: list[list[Part]] = []
-    for part in sorted(parts, key=lambda part: part[0].slot_id):
-        previous = groups[-1][-1] if groups else None
-        if (
-            previous is not None
-            and part[1] == previous[1] == 1
-            and part[0].slot_id == previous[0].slot_id + 1
-        ):
-            groups[-1].append(part)
-        else:
-            groups.append([part])
-    return [part for group in reversed(groups) for part in group]

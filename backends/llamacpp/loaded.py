@@ -24,7 +24,8 @@ from backends.errors import (
 from backends.llamacpp.constraint import Constraint, ConstraintCompiler
 from backends.llamacpp.constraint_source import source_of
 from backends.llamacpp.conversation import Manner, manner_of, told
-from backends.llamacpp.engine import Delivery, Engine, EngineConfig, Job
+from backends.llamacpp.engine import Engine, EngineConfig
+from backends.llamacpp.job import Delivery, Job
 from backends.llamacpp.model import GgufModel
 from backends.llamacpp.provenance import SHARED, Witness
 from backends.llamacpp.reading import Reading, told_again

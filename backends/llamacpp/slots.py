@@ -75,7 +75,7 @@ class SlotTable:
         self, memory: KvMemory, *, num_slots: int, num_cells: int, is_unified: bool, min_copied_tokens: int
     ) -> None:
         self._memory = memory
-        self._is_unified = is_unified
+        self.is_unified = is_unified
         self._min_copied_tokens = min_copied_tokens
         self._num_cells = num_cells
         self._owners: Counter[int] = Counter()
@@ -91,7 +91,7 @@ class SlotTable:
     def free_cells(self) -> int:
         """Cells nobody holds, cached prefixes counted as held. Without a unified cache there is nothing to run out
         of, since a sequence ends where its own share ends."""
-        return self._num_cells - len(self._owners) if self._is_unified else self._num_cells
+        return self._num_cells - len(self._owners) if self.is_unified else self._num_cells
 
     def longest_prefix(self, tokens: Sequence[int], *, exact: bool) -> tuple[Slot | None, int]:
         """The slot, busy or not, that holds most of the beginning of `tokens`, and how much of it may be reused.
@@ -155,14 +155,14 @@ class SlotTable:
         return seat, length
 
     def _added_runs(self, slot: Slot) -> int:
-        if self._is_unified:
+        if self.is_unified:
             return 0
         neighbours = (slot.id - 1, slot.id + 1)
         return 1 - sum(0 <= i < len(self.slots) and self.slots[i].is_busy for i in neighbours)
 
     def _rescue(self, seat: Slot, num_kept: int, idle: list[Slot]) -> None:
         """Move what the seat holds beyond `num_kept` tokens to the slot among `idle` that is missed least."""
-        if self._is_unified or len(seat.tokens) - num_kept < MIN_RESCUED_TOKENS:
+        if self.is_unified or len(seat.tokens) - num_kept < MIN_RESCUED_TOKENS:
             return
         older = [slot for slot in idle if not slot.tokens or slot.last_used < seat.last_used]
         if older:
@@ -177,7 +177,7 @@ class SlotTable:
             return False
         target.tokens = source.tokens[:length]
         target.num_exact = min(source.num_exact, length)
-        if self._is_unified:
+        if self.is_unified:
             target.cells = source.cells[:length]
             self._owners.update(target.cells)
         return True
@@ -188,7 +188,7 @@ class SlotTable:
         slot.tokens.extend(tokens)
         if exact and slot.num_exact == before:
             slot.num_exact = len(slot.tokens)
-        if self._is_unified:
+        if self.is_unified:
             added = range(self._next_cell, self._next_cell + len(slot.tokens) - before)
             self._next_cell = added.stop
             slot.cells.extend(added)
@@ -207,7 +207,7 @@ class SlotTable:
     def evict_idle_for(self, num_cells: int) -> bool:
         """Drop cached prefixes of idle slots, oldest first, until `num_cells` are free. False: they are not. Slots that
         have cells of their own never need others'."""
-        if not self._is_unified:
+        if not self.is_unified:
             return True
         while self.free_cells < num_cells:
             idle = [slot for slot in self.slots if not slot.is_busy and slot.tokens]
@@ -250,7 +250,7 @@ class SlotTable:
         self._drop_from(slot, 0)
 
     def _drop_from(self, slot: Slot, length: int) -> None:
-        if self._is_unified:
+        if self.is_unified:
             for cell in slot.cells[length:]:
                 if self._owners[cell] == 1:
                     del self._owners[cell]

@@ -152,7 +152,7 @@ async def test_fifty_aborts_leave_full_capacity():
         )
 
     assert len(answers) == 3
-    assert not any(slot.is_busy for slot in model._engine._slots.slots)
+    assert not any(slot.is_busy for slot in model._engine._scheduler.slots.slots)
 
 
 async def test_closing_the_model_ends_everything_with_an_error():

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("numpy", reason="the engine is not installed")
 
 from backends.errors import BackendFailed, ContextLengthExceeded
-from backends.llamacpp import engine
+from backends.llamacpp import job
 from backends.llamacpp import loader as loading
 from backends.llamacpp.loaded import LlamaCppModel
 from backends.types import ChatPrompt, ChoiceFinished, Prompt, TextPrompt, TokenPrompt
@@ -122,7 +122,7 @@ async def test_a_request_after_the_end_of_the_engine_is_answered(monkeypatch: py
         def broken() -> None:
             raise ZeroDivisionError
 
-        monkeypatch.setattr(model._engine, "_admit", broken)
+        monkeypatch.setattr(model._engine._scheduler, "admit", broken)
         for _ in range(2):
             async with asyncio.timeout(10):
                 with pytest.raises(BackendFailed, match="internal error"):
@@ -133,12 +133,12 @@ async def test_a_request_after_the_end_of_the_engine_is_answered(monkeypatch: py
 async def test_a_choice_gets_its_sampler_when_it_starts(monkeypatch: pytest.MonkeyPatch):
     made: list[int] = []
 
-    class Counted(engine.Sampler):
+    class Counted(job.Sampler):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             made.append(1)
             super().__init__(*args, **kwargs)
 
-    monkeypatch.setattr(engine, "Sampler", Counted)
+    monkeypatch.setattr(job, "Sampler", Counted)
     async with a_model(num_slots=4) as model:
         wanted = request(
             MODEL, [prose(4, seed=i) for i in range(12)], max_tokens=40, ignore_eos=True, stream=True
@@ -155,7 +155,7 @@ async def test_many_prompts_with_one_beginning_are_not_compared_in_every_step(
     monkeypatch: pytest.MonkeyPatch,
 ):
     async with a_model(num_slots=4, n_batch=32) as model:
-        slots = model._engine._slots
+        slots = model._engine._scheduler.slots
         compare, num_compared = slots.longest_prefix, 0
 
         def counted(*args: Any, **kwargs: Any) -> Any:

@@ -38,7 +38,7 @@ async def test_a_request_without_a_seed_reuses_the_answer_too():
     wanted = request(MODEL, prose(40), temperature=1.0, max_tokens=8, ignore_eos=True, logprobs=0)
     async with a_model() as model:
         await events_of(model, wanted)
-        ids = list(max((slot.tokens for slot in model._engine._slots.slots), key=len))
+        ids = list(max((slot.tokens for slot in model._engine._scheduler.slots.slots), key=len))
         longer = TokenPrompt(token_ids=[*ids, *prose(5, seed=1).token_ids])
         events = await events_of(model, request(MODEL, longer, temperature=1.0, max_tokens=2))
 
