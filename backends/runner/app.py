@@ -76,7 +76,6 @@ def create_runner_app(
     *,
     token: str | None,
     backstop_s: float | None = None,
-    extra_metrics: Callable[[], str] | None = None,
 ) -> Starlette:
     """The ASGI app of a runner process. Its lifespan starts and closes the backend.
 
@@ -84,8 +83,7 @@ def create_runner_app(
     no engine. `app.state.drain(grace_s=…, timeout_s=…)` goes on taking requests for `grace_s`, then drains
     the backend.
     `token`: required as a bearer token on every request, compared in constant time; None only on a socket
-    that nobody else can reach. `backstop_s`: the longest that a request may take, loads aside. `extra_metrics` gives
-    Prometheus text to append to `/metrics`.
+    that nobody else can reach. `backstop_s`: the longest that a request may take, loads aside.
     """
     secret = None if token is None else f"Bearer {token}".encode()
     backstop = Backstop(backstop_s) if backstop_s is not None else None
@@ -137,7 +135,7 @@ def create_runner_app(
         await exchange.whole(_JSON, msgspec.json.encode(await the().offers()))
 
     async def metrics(exchange: _Exchange, _: bytes) -> None:
-        text = metrics_text(the().kind, await the().health()) + (extra_metrics() if extra_metrics else "")
+        text = metrics_text(the().kind, await the().health())
         await exchange.whole(_TEXT, text.encode() + await the().metrics())
 
     def post(

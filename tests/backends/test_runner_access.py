@@ -86,8 +86,14 @@ async def test_an_unknown_path_is_a_failure_that_names_the_status(backend: Scrip
         await runner.aclose()
 
 
-async def test_metrics_are_prometheus_text_with_escaped_labels(backend: Scripted):
-    async with serving(create_runner_app(backend, token=None, extra_metrics=lambda: "more 1\n")) as url:
+async def test_metrics_are_prometheus_text_with_escaped_labels_and_the_engines_behind_them(
+    backend: Scripted, monkeypatch: pytest.MonkeyPatch
+):
+    async def of_engine() -> bytes:
+        return b"more 1\n"
+
+    monkeypatch.setattr(backend, "metrics", of_engine)
+    async with serving(create_runner_app(backend, token=None)) as url:
         status, body = await raw(url, "GET /metrics HTTP/1.1\nhost: x")
 
     assert status == 200
