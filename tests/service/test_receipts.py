@@ -19,6 +19,12 @@ from tests.conformance.conftest import ROOT, Instance
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
 
 MODEL = "smollm2"
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
 MESSAGES: Any = [{"role": "user", "content": "Tell me about rivers in two sentences."}]
 
 
@@ -63,7 +69,22 @@ def test_a_receipt_of_the_real_engine_has_all_that_it_should(instance: Instance)
     assert "/" not in json.dumps([receipt["model"], receipt["engine"]])
 
 
-@pytest.mark.parametrize("body", [{"temperature": 0}, {"temperature": 1.2}, {"temperature": 0.9, "n": 3}])
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": SCHEMA}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"temperature": 0},
+        {"temperature": 1.2},
+        {"temperature": 0.9, "n": 3},
+        {"temperature": 1, "max_tokens": 100, "tools": [TOOL], "tool_choice": "required"},
+        {
+            "temperature": 1,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}},
+        },
+    ],
+)
 def test_a_receipt_is_replayed_to_the_same_text(
     instance: Instance, tmp_path: Path, body: dict[str, Any]
 ) -> None:
