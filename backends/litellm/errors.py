@@ -69,12 +69,15 @@ _CONTEXT_NUMBERS: Final = (
     re.compile(r"context length is (?P<limit>\d+) tokens\D+requested (?:about )?(?P<used>\d+) tokens"),
     re.compile(r"prompt is too long: (?P<used>\d+) tokens > (?P<limit>\d+)"),
     re.compile(
+        r"request \((?P<used>\d+) tokens\) exceeds the available context size \((?P<limit>\d+) tokens\)"
+    ),
+    re.compile(
         r"input token count \(?(?P<used>\d+)\)? exceeds the maximum number of tokens allowed \(?(?P<limit>\d+)"
     ),
 )
 _CONTEXT_WORDS: Final = re.compile(
     r"context[_ ](?:length|window)[_ ]exceeded|maximum context length|prompt is too long"
-    r"|input token count .* exceeds|exceeds? the (?:model'?s )?context",
+    r"|input token count .* exceeds|exceeds? the (?:model'?s |available )?context",
     re.IGNORECASE,
 )
 _ROOM_WORDS: Final = re.compile(r"`?max_tokens`? exceed context limit|max_tokens is too large", re.IGNORECASE)

@@ -189,6 +189,14 @@ async def test_openrouters_empty_purse_is_a_spent_account(provider: Upstream, ba
             ),
             (9000, 8192),
         ),
+        (
+            "openai",  # a llama-server at OPENAI_API_BASE
+            openai_format.error(
+                "request (20031 tokens) exceeds the available context size (2048 tokens), try increasing it",
+                kind="exceed_context_size_error",
+            ),
+            (20031, 2048),
+        ),
     ],
 )
 async def test_a_prompt_that_is_too_long_comes_with_its_numbers(
