@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Final
 
@@ -18,6 +19,9 @@ ANSWER_S: Final = 2.0
 """A backend that has not answered after this counts as unhealthy."""
 
 
+_log = logging.getLogger("llm.wire")
+
+
 class HealthCache:
     """The last `health()` of each backend. Used from one event loop."""
 
@@ -25,6 +29,8 @@ class HealthCache:
         self._backends = backends
         self._last: dict[str, tuple[float, BackendHealth]] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
+        self._told: dict[str, bool] = {}
+        """Whether the log says that a backend is healthy."""
 
     async def all(self) -> dict[str, BackendHealth]:
         """One entry per backend, none older than its last answer; never longer than `PATIENCE_S`."""
@@ -75,8 +81,20 @@ class HealthCache:
         except TimeoutError:
             health = BackendHealth(healthy=False, message=f"No answer within {ANSWER_S:g} s")
         except Exception:
+            if self._told.get(kind) is not False:
+                _log.exception("asking backend %r for its health failed", kind)
             health = BackendHealth(healthy=False, message="The health check failed")
+        self._tell(kind, health)
         self._last[kind] = (asyncio.get_running_loop().time(), health)
+
+    def _tell(self, kind: str, health: BackendHealth) -> None:
+        """Each change once: a runner that hangs shows nowhere else until its requests run out of time."""
+        if self._told.get(kind) is not health.healthy:
+            self._told[kind] = health.healthy
+            if health.healthy:
+                _log.info("backend %r is healthy", kind)
+            else:
+                _log.warning("backend %r is not healthy: %s", kind, health.message or "no reason given")
 
 
 def overall(found: Mapping[str, BackendHealth]) -> str:
