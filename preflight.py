@@ -5,10 +5,12 @@ Only the process that is about to serve checks: a build, a worker or a test's im
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.util
 import ipaddress
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -24,6 +26,7 @@ from settings import Args, Settings, SettingsError
 
 INSTANCE_VARIABLE: Final = "INFERENCE_INSTANCE_DIR"
 """For our own processes; no setting."""
+MAX_OPEN_FILES: Final = 65_536
 INSTANCE_BYTES: Final = 4 << 20
 """The table of the rate limit takes half a megabyte, and each worker's first metrics a quarter."""
 _PACKAGE_OF = {"llamacpp": "llama_cpp", "litellm": "litellm", "vllm": "vllm"}
@@ -151,3 +154,13 @@ def make_instance_dir(supervisor_pid: int, environment: MutableMapping[str, str]
         ) from error
     environment[INSTANCE_VARIABLE] = str(path)
     return path
+
+
+def allow_open_files() -> None:
+    """Let this process and those it starts have as many connections as the system allows them: beyond the soft limit,
+    often 1024, new ones are closed at once and nothing says why."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):  # macOS has a lower limit that it does not tell
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -40,6 +40,7 @@ from openai_compat.app import create_app
 from openai_compat.config import WireConfig
 from openai_compat.media.limits import MediaLimits
 from preflight import (
+    allow_open_files,
     check_callers,
     check_can_serve,
     check_port_is_free,
@@ -93,6 +94,7 @@ try:
         check_runner_is_guarded(settings, str(_command.params.get("bento", "")), _host)
         check_port_is_free(_host, _port)
         keep_processes_alive(environment())
+        allow_open_files()
         atexit.register(
             partial(shutil.rmtree, make_instance_dir(os.getpid(), environment()), ignore_errors=True)
         )

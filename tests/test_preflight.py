@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -102,3 +103,17 @@ def test_without_budgets_no_folder_is_made(monkeypatch: pytest.MonkeyPatch, tmp_
     )
 
     assert not (tmp_path / "s").exists()
+
+
+def test_more_open_files_than_the_soft_limit_are_allowed() -> None:
+    code = (
+        "import resource, preflight\n"
+        "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
+        "preflight.allow_open_files()\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 64)\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "True\n"
