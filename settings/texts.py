@@ -93,7 +93,9 @@ def networks(value: object) -> object:
     return tuple(str(ipaddress.ip_network(item, strict=False)) for item in found)
 
 
-_HOST = re.compile(r"(?:\*|(?:\*\.)?(?![\d.]+(?::|$))[a-z0-9](?:[a-z0-9._-]{0,251}[a-z0-9])?)(?::[0-9]{1,5})?")
+_HOST = re.compile(
+    r"(?:\*|(?:\*\.)?(?![\d.]+(?::|$))[a-z0-9](?:[a-z0-9._-]{0,251}[a-z0-9])?)(?::[0-9]{1,5})?"
+)
 _NOT_FETCHED: Final = tuple(
     ipaddress.ip_network(network)
     for network in (

@@ -10,8 +10,8 @@ LOOKED_AT: Final = "1.110.2"
 """The version whose insides were read. What is used of them and is no part of its API:
 
 - `call._state_of`: names of local variables (`streamwrapper`, `response`) in the generators of its text completions,
-  and of a stream's wrapper `completion_stream`, `chunks` and the three `…finish_reason`. Lost: the tokens that a provider
-  reports of a stream, and whether it ended the stream itself.
+  and of a stream's wrapper `completion_stream`, `chunks` and the three `…finish_reason`. Lost: the tokens that a
+  provider reports of a stream, and whether it ended the stream itself.
 - `chat`: that `completion` builds a coroutine where it is asked for one, and the variable that chooses its client.
 - `transport`: `AsyncHTTPHandler._create_aiohttp_transport`, `aclient_session`, `in_memory_llm_clients_cache`. Lost: one
   pool of connections, and what is read and bounded on the way.
