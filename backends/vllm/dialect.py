@@ -38,6 +38,9 @@ class Dialect:
     """Fewer alternatives than this are no log probabilities at all."""
     takes_structured_outputs: bool = False
     """vLLM's field of that name; other servers would drop it in silence."""
+    drops_keywords: bool = False
+    """It takes schemas whose keywords it does not enforce (`schemas`), and holds calls to the schemas of `strict`
+    functions only."""
     drops_options: bool = False
     """It takes the options in that field and does not look at them."""
     regex: str | None = None
@@ -56,6 +59,7 @@ VLLM: Final = Dialect(
     takes_structured_outputs=True,
     # As of 0.32 they come from the command line only (`--structured-outputs-config`).
     drops_options=True,
+    drops_keywords=True,
 )
 SGLANG: Final = Dialect(
     name="sglang",

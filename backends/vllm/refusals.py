@@ -264,6 +264,19 @@ def _of_bad_request(refusal: Refusal, model: str) -> ServiceError | ModelError:
     return InvalidParameter(message, param=param)
 
 
+def about(constraint: str | None, error: ServiceError | ModelError) -> ServiceError | ModelError:
+    """The error with the constraint of the request where it is about one: the server guesses, or says nothing of it."""
+    if constraint is None or not isinstance(error, InvalidGrammar | UnsupportedParameter | InvalidParameter):
+        return error
+    place = (error.param or "").split(".")[0]
+    if isinstance(error, InvalidGrammar):
+        is_known = place == constraint.split(".")[0] and "." in (error.param or "")
+        return error if is_known else InvalidGrammar(error.message, param=constraint)
+    if error.param is None and _GRAMMAR.search(error.message):
+        return InvalidGrammar(error.message, param=constraint)
+    return error
+
+
 def _sizes(message: str) -> tuple[int | None, int | None, bool, bool]:
     """(prompt tokens, context length, exact, whether it is about the length at all)"""
     for pattern in _TOO_LONG:

@@ -327,6 +327,7 @@ class Upstream:
             return await self._fitted(plan, refusal, request, served_name)
         pictures = places(request.prompts[0].messages) if isinstance(request.prompts[0], ChatPrompt) else ()
         error = error_of(refusal, model=request.model, has_chat=plan.is_chat, pictures=pictures)
+        error = refusals.about(_constraint_of(request), error)
         if refusal.status in refusals.ELSEWHERE and isinstance(error, ServiceError):
             raise Unreached(error)
         if refusal.status == 500 and isinstance(error, ServiceError):

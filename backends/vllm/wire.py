@@ -13,11 +13,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from backends.errors import InvalidParameter, UnsupportedParameter
+from backends.errors import InvalidGrammar, InvalidParameter, UnsupportedParameter
 from backends.pictures import own_messages
 from backends.types import ChatPrompt, GenerationRequest, SamplingParams, TextPrompt, TokenPrompt
 from backends.vllm.constraints import translated
 from backends.vllm.dialect import OPENAI_MAX_STOPS, Dialect
+from backends.vllm.schemas import unenforced
 
 CHAT_PATH: Final = "/v1/chat/completions"
 TEXT_PATH: Final = "/v1/completions"
@@ -98,9 +99,13 @@ def plan_of(
     """
     sampling = request.sampling
     _refuse(request, dialect)
+    if dialect.drops_keywords:
+        _refuse_unenforced(request)
     is_chat = isinstance(request.prompts[0], ChatPrompt)
     body: dict[str, Any] = {"model": served_name}
     body.update(_chat(request, quirks) if is_chat else _text(request))
+    if dialect.drops_keywords and request.tool_choice not in (None, "auto", "none") and "tools" in body:
+        body["tools"] = [_held(tool) for tool in body["tools"]]
     is_greedy = sampling.temperature == 0 or sampling.top_p == 0
     body.update(_sampling(sampling, dialect, is_greedy=is_greedy))
     if request.structured_outputs is not None:
@@ -158,6 +163,37 @@ def _refuse(request: GenerationRequest, dialect: Dialect) -> None:
     for prompt in request.prompts:
         if isinstance(prompt, TokenPrompt) and any(i < 0 for i in prompt.token_ids):
             raise InvalidParameter("A token id is not negative", param="prompt")
+
+
+def _refuse_unenforced(request: GenerationRequest) -> None:
+    """Raises: InvalidGrammar for a schema that the server would take and not enforce as a whole."""
+    asked: list[tuple[str, Any]] = []
+    form, outputs = request.response_format, request.structured_outputs
+    if form is not None and form["type"] == "json_schema":
+        asked.append(("response_format.json_schema.schema", form["json_schema"].get("schema")))
+    if outputs is not None and "json" in outputs:
+        asked.append(("structured_outputs.json", outputs["json"]))
+    prompt = request.prompts[0]
+    if isinstance(prompt, ChatPrompt) and request.tool_choice != "none":
+        asked += [
+            (f"tools[{i}].function.parameters", tool["function"].get("parameters"))
+            for i, tool in enumerate(prompt.tools or ())
+            if tool["function"].get("strict") is True
+        ]
+    for place, schema in asked:
+        if (keyword := unenforced(schema)) is not None:
+            raise InvalidGrammar(
+                f"{place}: vLLM would not enforce {keyword!r} where it stands here", param=place
+            )
+
+
+def _held(tool: dict[str, Any]) -> dict[str, Any]:
+    """A function that must be called, with its arguments held to their schema where the server can."""
+    function = tool["function"]
+    parameters = function.get("parameters")
+    if "strict" in function or parameters is None or unenforced(parameters) is not None:
+        return tool
+    return {**tool, "function": {**function, "strict": True}}
 
 
 def _chat(request: GenerationRequest, quirks: Collection[Quirk]) -> dict[str, Any]:

@@ -185,7 +185,9 @@ def test_logprobs_have_another_form_in_chat():
 
 
 def test_the_fields_of_chat_are_passed_on_whole():
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    tools = [
+        {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": False}}
+    ]
     prompt = ChatPrompt(messages=CHAT.messages, tools=tools, template_kwargs={"a": 1})
     given: dict[str, Any] = {
         "tool_choice": {"type": "function", "function": {"name": "f"}},

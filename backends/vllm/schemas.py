@@ -1,0 +1,147 @@
+"""Schemas that vLLM takes and does not enforce as a whole.
+
+Its compiler (xgrammar 0.2.8, tried one by one) drops what it does not know in silence, and keywords that stand beside
+what it looks at first. vLLM itself hands on to another compiler, or refuses, what it knows to be such a case; here are
+the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any, Final
+
+_NEVER: Final = (
+    "not",
+    "if",
+    "then",
+    "else",
+    "dependentRequired",
+    "dependentSchemas",
+    "dependencies",
+    "$dynamicRef",
+)
+_OF_TYPE: Final = (
+    *("minLength", "maxLength", "pattern", "format"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    *("minItems", "maxItems", "uniqueItems", "contains", "minContains", "maxContains"),
+    *("minProperties", "maxProperties", "propertyNames"),
+)
+"""Not looked at without a `type` beside them."""
+_FIRST: Final = ("$ref", "const", "enum", "anyOf", "oneOf")
+"""Of these the first that is there is looked at, and nothing beside it."""
+_BESIDE: Final = frozenset(_OF_TYPE) | {
+    "properties",
+    "required",
+    "additionalProperties",
+    "patternProperties",
+    "items",
+    "prefixItems",
+    "allOf",
+    *_FIRST,
+}
+_NAMED: Final = ("properties", "patternProperties", "$defs", "definitions")
+_LISTED: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE: Final = ("items", "additionalProperties", "contains", "propertyNames", "unevaluatedProperties")
+
+
+def unenforced(schema: Any) -> str | None:
+    """A keyword of it that vLLM would not enforce; None where there is none."""
+    root = schema if isinstance(schema, dict) else {}
+    return next((key for one in _schemas(schema) if (key := _dropped(one, root)) is not None), None)
+
+
+def _dropped(schema: dict[str, Any], root: dict[str, Any]) -> str | None:
+    for key in _NEVER:
+        if key in schema:
+            return key
+    types = _types(schema)
+    alone = next((key for key in _OF_TYPE if key in schema), None)
+    if alone is not None and not types:
+        return alone
+    if "required" in schema and not types and "properties" not in schema and schema["required"]:
+        return "required"
+    first = next((key for key in _FIRST if key in schema), None)
+    if first is not None:
+        beside = next((key for key in schema if key in _BESIDE and key != first), None)
+        if beside is not None:
+            return beside
+    options = schema.get("oneOf")
+    if isinstance(options, list) and not all(_are_apart(a, b, root) for a, b in combinations(options, 2)):
+        return "oneOf"
+    return None
+
+
+def _types(schema: dict[str, Any]) -> set[str]:
+    found = schema.get("type")
+    names = found if isinstance(found, list) else [found]
+    return {name for name in names if isinstance(name, str)}
+
+
+def _are_apart(one: Any, other: Any, root: dict[str, Any]) -> bool:
+    """Nothing satisfies both, as far as types, values and a member of two objects tell."""
+    one, other = _resolved(one, root), _resolved(other, root)
+    values, others = _values(one), _values(other)
+    if values is not None and others is not None:
+        return not any(value in others for value in values)
+    if _are_types_apart(_types(one), _types(other)):
+        return True
+    mine, theirs = one.get("properties"), other.get("properties")
+    if not (isinstance(mine, dict) and isinstance(theirs, dict)):
+        return False
+    required = {*_list(one.get("required")), *_list(other.get("required"))}
+    return any(
+        name in required
+        and isinstance(mine[name], dict)
+        and isinstance(theirs[name], dict)
+        and _are_apart_by_value(mine[name], theirs[name])
+        for name in mine.keys() & theirs.keys()
+    )
+
+
+def _are_apart_by_value(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    values, others = _values(one), _values(other)
+    return values is not None and others is not None and not any(value in others for value in values)
+
+
+def _are_types_apart(one: set[str], other: set[str]) -> bool:
+    is_number = {"integer", "number"}
+    return bool(one and other) and not one & other and not (one & is_number and other & is_number)
+
+
+def _values(schema: dict[str, Any]) -> list[Any] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    return schema["enum"] if isinstance(schema.get("enum"), list) else None
+
+
+def _resolved(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
+    """What a reference into the definitions stands for."""
+    found = schema if isinstance(schema, dict) else {}
+    reference = found.get("$ref")
+    if isinstance(reference, str) and reference.startswith(("#/$defs/", "#/definitions/")):
+        _, place, name = reference.split("/", 2)
+        defined = root.get(place)
+        target = defined.get(name) if isinstance(defined, dict) else None
+        return target if isinstance(target, dict) else {}
+    return found
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
+    todo = [schema]
+    while todo:
+        one = todo.pop()
+        if not isinstance(one, dict):
+            continue
+        yield one
+        for key, value in one.items():
+            if key in _NAMED and isinstance(value, dict):
+                todo += value.values()
+            elif key in _LISTED and isinstance(value, list):
+                todo += value
+            elif key in _SINGLE:
+                todo.append(value)
