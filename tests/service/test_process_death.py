@@ -4,10 +4,12 @@ killed takes its processes along."""
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import psutil
@@ -42,6 +44,34 @@ def test_a_killed_runner_is_back_within_ten_seconds(start: Start, environment: d
     assert back_s < 10
     assert _worker(supervisor, "Gateway") == gateway
     assert _worker(supervisor, "FakeRunner") != runner
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(180)
+@pytest.mark.skipif(sys.platform != "linux", reason="what a shortened map does is the system's own")
+def test_a_model_whose_file_is_cut_short_under_it_is_a_422_that_says_so(start: Start, tmp_path: Path) -> None:
+    """Its pages are read from the file: the first that is missing ends the runner."""
+    from tests.backends.shipped_model import gguf
+
+    file = tmp_path / "mine.gguf"
+    shutil.copy(gguf(), file)
+    service = start(LLM_MODEL_DIRS=str(tmp_path), LLM_RATE_LIMIT_RPS="0", LLM_ARGS__LLAMACPP__N_THREADS="1")
+
+    def status_and_text(words: str) -> tuple[int, str]:
+        body = {"model": "mine", "messages": [{"role": "user", "content": words}], "max_tokens": 4}
+        answer = httpx.post(f"{service.base_url}/v1/chat/completions", json=body, timeout=60)
+        return answer.status_code, answer.text
+
+    before, _ = status_and_text("hello")
+    os.truncate(file, 20 << 20)
+    status, text = 0, ""
+    deadline = time.monotonic() + 60
+    while status != 422 and time.monotonic() < deadline:
+        status, text = status_and_text("something else, longer than before")
+        time.sleep(0.2)
+
+    assert (before, status) == (200, 422)
+    assert "is truncated" in text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
