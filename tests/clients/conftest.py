@@ -25,7 +25,7 @@ from tests.conformance.conftest import Instance, started
 HERE = Path(__file__).parent
 NODE_TIMEOUT_S = 60
 # Where the clients are not installed, there is nothing to collect.
-collect_ignore_glob = [] if find_spec("langchain_openai") else ["test_*.py"]
+collect_ignore_glob = [] if find_spec("langchain_openai") else ["test_*.py", "*/test_*.py"]
 
 OFF_SWITCHES = {
     "DO_NOT_TRACK": "1",
@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE in item.path.parents:
             for name in ("clients", "serve", "engine"):
                 item.add_marker(name)
-            item.add_marker(pytest.mark.timeout(120))
+            item.add_marker(pytest.mark.timeout(240))
 
 
 @pytest.fixture(scope="session")
@@ -79,6 +79,22 @@ def fake(service: Instance) -> Served:
     """The backend without an engine: it calls the tool that a message names, makes an instance of any schema, and says
     what it was told."""
     return Served(f"{service.base_url}/v1", "fake-echo")
+
+
+@pytest.fixture(scope="session")
+def tight_instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
+    settings = {
+        "LLM_RATE_LIMIT_RPS": "2",
+        "LLM_RATE_LIMIT_BURST": "3",
+        "LLM_MAX_CONCURRENT_COMPLETIONS": "1",
+    }
+    yield from started(tmp_path_factory, "tight", settings)
+
+
+@pytest.fixture
+def tight(tight_instance: Instance) -> Served:
+    """A service that lets few requests in."""
+    return Served(f"{tight_instance.base_url}/v1", "smollm2-135m-instruct")
 
 
 @pytest.fixture(autouse=True)

@@ -44,6 +44,22 @@ def test_structured_result__with_structured_output_gives_a_pydantic_model(llamac
     assert isinstance(joke, Joke)
 
 
+def test_tools__a_bound_tool_that_must_be_called_is_called(llamacpp: Served) -> None:
+    class GetWeather(BaseModel):
+        """Get the current weather in a given location"""
+
+        location: str = Field(description="The city and state, e.g. San Francisco, CA", max_length=30)
+
+    llm = ChatOpenAI(base_url=llamacpp.base_url, api_key=KEY, model=llamacpp.model)
+
+    ai_msg = llm.bind_tools([GetWeather], tool_choice="GetWeather").invoke("what is the weather like in SF")
+
+    (call,) = ai_msg.tool_calls
+    assert call["name"] == "GetWeather"
+    assert GetWeather(**call["args"])
+    assert not ai_msg.invalid_tool_calls
+
+
 def test_tools__an_agent_calls_a_tool_and_answers(fake: Served) -> None:
     asked_for: list[str] = []
 

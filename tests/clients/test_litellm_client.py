@@ -12,6 +12,15 @@ from tests.clients.conftest import Served
 
 CLIENT = "[LiteLLM](https://github.com/BerriAI/litellm) (SDK)"
 PACKAGE = "litellm"
+WEATHER = {
+    "name": "get_current_weather",
+    "description": "Get the current weather in a given location",
+    "parameters": {
+        "type": "object",
+        "properties": {"location": {"type": "string", "maxLength": 30}},
+        "required": ["location"],
+    },
+}
 
 
 def where(served: Served) -> dict[str, str]:
@@ -54,21 +63,26 @@ def test_structured_result__a_pydantic_model_as_response_format(llamacpp: Served
     assert Event.model_validate_json(response.choices[0].message.content)
 
 
-def test_tools__a_call_is_made(fake: Served) -> None:
-    function = {
-        "name": "get_current_weather",
-        "description": "Get the current weather in a given location",
-        "parameters": {
-            "type": "object",
-            "properties": {"location": {"type": "string"}},
-            "required": ["location"],
-        },
-    }
+def test_tools__a_call_that_must_come_comes(llamacpp: Served) -> None:
+    tools = [{"type": "function", "function": WEATHER}]
 
+    response = litellm.completion(
+        **where(llamacpp),
+        messages=[{"role": "user", "content": "What's the weather like in Boston?"}],
+        tools=tools,
+        tool_choice="required",
+    )
+    (call,) = response.choices[0].message.tool_calls
+
+    assert call.function.name == "get_current_weather"
+    assert set(json.loads(call.function.arguments)) == {"location"}
+
+
+def test_tools__a_call_is_made(fake: Served) -> None:
     response = litellm.completion(
         **where(fake),
         messages=[{"role": "user", "content": "get_current_weather in Boston"}],
-        tools=[{"type": "function", "function": function}],
+        tools=[{"type": "function", "function": WEATHER}],
         tool_choice="auto",
     )
     call = response.choices[0].message.tool_calls[0]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
+from llama_index.core.tools import FunctionTool
 from llama_index.embeddings.openai import OpenAIEmbedding
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from tests.clients.conftest import Served
 
@@ -15,7 +18,7 @@ CLIENT = "[LlamaIndex](https://github.com/run-llama/llama_index) (OpenAILike)"
 PACKAGE = "llama-index-llms-openai-like"
 
 
-def llm_at(served: Served, *, tools: bool = False) -> OpenAILike:
+def llm_at(served: Served, *, tools: bool = False, max_tokens: int = 24) -> OpenAILike:
     return OpenAILike(
         model=served.model,
         api_base=served.base_url,
@@ -23,7 +26,7 @@ def llm_at(served: Served, *, tools: bool = False) -> OpenAILike:
         is_chat_model=True,
         is_function_calling_model=tools,
         context_window=8192,
-        max_tokens=24,
+        max_tokens=max_tokens,
     )
 
 
@@ -41,16 +44,41 @@ def test_stream__deltas_come_as_they_are_made(llamacpp: Served) -> None:
     assert len([delta for delta in deltas if delta]) > 5
 
 
-def test_structured_result__a_structured_llm_gives_a_pydantic_model(fake: Served) -> None:
+def test_structured_result__a_structured_llm_gives_a_pydantic_model(llamacpp: Served) -> None:
     class Album(BaseModel):
         """A music album."""
 
-        artist: str
-        songs: list[str]
+        artist: str = Field(max_length=20)
+        songs: list[Literal["Waves", "Tide"]] = Field(max_length=2)
 
-    album = llm_at(fake, tools=True).as_structured_llm(Album).complete("An album inspired by the sea.").raw
+    album = (
+        llm_at(llamacpp, tools=True, max_tokens=200)
+        .as_structured_llm(Album)
+        .complete("An album inspired by the sea.")
+        .raw
+    )
 
     assert isinstance(album, Album)
+
+
+def test_tools__predict_and_call_calls_the_function(llamacpp: Served) -> None:
+    asked_for: list[str] = []
+
+    class Song(BaseModel):
+        name: Literal["Waves", "Tide"]
+
+    def generate_song(name: str) -> str:
+        """Generates a song with provided name."""
+        asked_for.append(name)
+        return f"{name}: la la la"
+
+    tool = FunctionTool.from_defaults(fn=generate_song, fn_schema=Song)
+    response = llm_at(llamacpp, tools=True, max_tokens=200).predict_and_call(
+        [tool], "Pick a random song for me", tool_required=True
+    )
+
+    assert asked_for
+    assert "la la la" in str(response)
 
 
 async def test_tools__an_agent_calls_a_function_and_answers(fake: Served) -> None:

@@ -34,6 +34,13 @@ def test_tools__run_tools_calls_a_function_and_answers(run_node: RunNode, fake: 
     assert answer == {"calls": 1, "content": "Sunny."}
 
 
+def test_tools__a_function_that_must_be_called_is_called(run_node: RunNode, llamacpp: Served) -> None:
+    answer = run_node("openai/tools_required.mjs", llamacpp)
+
+    assert answer["name"] == "getWeather"
+    assert set(answer["arguments"]) == {"city"}
+
+
 def test_embeddings__one_vector_per_text(run_node: RunNode, embedder: Served) -> None:
     lengths = run_node("openai/embeddings.mjs", embedder)
 

@@ -123,6 +123,37 @@ def test_tools__a_call_is_made_answered_and_talked_about(fake: Served) -> None:
     assert second.choices[0].message.content == "Sunny."
 
 
+def test_tools__a_call_that_must_come_comes_and_its_result_is_taken(llamacpp: Served) -> None:
+    client = OpenAI(base_url=llamacpp.base_url, api_key="not-needed")
+    parameters = WEATHER | {"properties": {"city": {"type": "string", "maxLength": 20}}}
+    function = {"name": "get_weather", "description": "The weather of a city.", "parameters": parameters}
+    messages = [{"role": "user", "content": "What is the weather like in Paris today?"}]
+
+    first = client.chat.completions.create(
+        model=llamacpp.model,
+        messages=messages,
+        tools=[{"type": "function", "function": function}],
+        tool_choice="required",
+    )
+    call = first.choices[0].message.tool_calls[0]
+    messages += [
+        first.choices[0].message,
+        {"role": "tool", "tool_call_id": call.id, "content": "Sunny."},
+    ]
+    second = client.chat.completions.create(
+        model=llamacpp.model,
+        messages=messages,
+        tools=[{"type": "function", "function": function}],
+        tool_choice="none",
+        max_tokens=24,
+    )
+
+    assert first.choices[0].finish_reason == "tool_calls"
+    assert call.function.name == "get_weather"
+    assert set(json.loads(call.function.arguments)) == {"city"}
+    assert second.choices[0].message.content
+
+
 def test_embeddings__one_vector_per_text_in_order(embedder: Served) -> None:
     client = OpenAI(base_url=embedder.base_url, api_key="not-needed")
 

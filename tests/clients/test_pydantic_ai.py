@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pydantic import BaseModel, Field
-from pydantic_ai import Agent, ModelSettings, NativeOutput
+from pydantic_ai import Agent, ModelRequest, ModelSettings, NativeOutput, ToolDefinition
+from pydantic_ai.direct import model_request
+from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -60,6 +62,33 @@ async def test_structured_result__native_output_is_a_pydantic_model(llamacpp: Se
     result = await agent.run("Where were the olympics held in 2012?")
 
     assert isinstance(result.output, CityLocation)
+
+
+async def test_tools__a_call_that_must_come_comes(llamacpp: Served) -> None:
+    class Divide(BaseModel):
+        """Divide two numbers."""
+
+        numerator: int = Field(ge=0, le=999)
+        denominator: int = Field(ge=1, le=999)
+
+    response = await model_request(
+        model_at(llamacpp),
+        [ModelRequest.user_text_prompt("What is 123 / 456?")],
+        model_request_parameters=ModelRequestParameters(
+            function_tools=[
+                ToolDefinition(
+                    name="divide",
+                    description=Divide.__doc__,
+                    parameters_json_schema=Divide.model_json_schema(),
+                )
+            ],
+            allow_text_output=False,
+        ),
+    )
+
+    (call,) = response.tool_calls
+    assert call.tool_name == "divide"
+    assert Divide(**call.args_as_dict())
 
 
 async def test_tools__a_tool_is_called_and_its_result_talked_about(fake: Served) -> None:

@@ -35,6 +35,14 @@ def test_tools__a_tool_is_called_and_its_result_talked_about(run_node: RunNode, 
     assert "Sunny" in answer["text"]
 
 
+def test_tools__a_tool_that_must_be_called_is_called(run_node: RunNode, llamacpp: Served) -> None:
+    called = run_node("ai/tools_required.mjs", llamacpp)
+
+    assert [call["toolName"] for call in called["calls"]] == ["weather"]
+    assert set(called["calls"][0]["input"]) == {"location"}
+    assert called["results"] == ["Sunny."]
+
+
 def test_embeddings__embed_many_gives_a_vector_per_text(run_node: RunNode, embedder: Served) -> None:
     lengths = run_node("ai/embeddings.mjs", embedder)
 
