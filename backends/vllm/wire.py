@@ -14,6 +14,9 @@ from typing import Any, Final, Literal
 import msgspec
 
 from backends.errors import InvalidGrammar, InvalidParameter, UnsupportedParameter
+from backends.llamacpp.gbnf.nodes import BadGrammar, Unsatisfiable
+from backends.llamacpp.gbnf.shape import shape_of
+from backends.llamacpp.gbnf.syntax import parse
 from backends.pictures import own_messages
 from backends.types import ChatPrompt, GenerationRequest, SamplingParams, TextPrompt, TokenPrompt
 from backends.vllm.constraints import translated
@@ -169,6 +172,12 @@ def _refuse_unenforced(request: GenerationRequest) -> None:
     """Raises: InvalidGrammar for a schema that the server would take and not enforce as a whole."""
     asked: list[tuple[str, Any]] = []
     form, outputs = request.response_format, request.structured_outputs
+    for place, grammar in (
+        ("grammar", request.sampling.grammar),
+        ("structured_outputs.grammar", (outputs or {}).get("grammar")),
+    ):
+        if grammar is not None and _is_unsatisfiable(grammar):
+            raise InvalidGrammar(f"{place}: nothing satisfies it", param=place)
     if form is not None and form["type"] == "json_schema":
         asked.append(("response_format.json_schema.schema", form["json_schema"].get("schema")))
     if outputs is not None and "json" in outputs:
@@ -185,6 +194,16 @@ def _refuse_unenforced(request: GenerationRequest) -> None:
             raise InvalidGrammar(
                 f"{place}: vLLM would not enforce {keyword!r} where it stands here", param=place
             )
+
+
+def _is_unsatisfiable(grammar: str) -> bool:
+    try:
+        shape_of(parse(grammar))
+    except Unsatisfiable:
+        return True
+    except BadGrammar:
+        return False  # the server may read more than is read here
+    return False
 
 
 def _held(tool: dict[str, Any]) -> dict[str, Any]:

@@ -445,7 +445,7 @@ def test_no_form_of_json_breaks_the_reading(status: int, said: Any):
 
 # Grammars that parse and cannot be used
 
-ITSELF = {"structured_outputs": {"grammar": "root ::= root"}}
+ITSELF = {"structured_outputs": {"grammar": 'start: "a"'}}
 INSIDE = sse({"error": {"message": "Internal server error", "type": "InternalServerError", "code": 500}})
 
 

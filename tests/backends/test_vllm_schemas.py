@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from backends.errors import InvalidGrammar, InvalidParameter, ServiceError, UnsupportedParameter
-from backends.types import ChatPrompt, GenerationRequest
+from backends.types import ChatPrompt, GenerationRequest, SamplingParams
 from backends.vllm.dialect import GENERIC, VLLM, Dialect
 from backends.vllm.refusals import about
 from backends.vllm.schemas import unenforced
@@ -171,3 +171,21 @@ def test_what_the_server_says_of_a_constraint_is_said_of_the_one_that_was_given(
     found = about(constraint, error)
 
     assert (type(found), found.param) == named  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("grammar", ["root ::= root", 'root ::= "a" root', "root ::= x\nx ::= y\ny ::= x"])
+def test_a_grammar_that_nothing_satisfies_is_refused_before_it_is_sent(grammar: str):
+    for fields, param in (
+        ({"sampling": SamplingParams(grammar=grammar)}, "grammar"),
+        ({"structured_outputs": {"grammar": grammar}}, "structured_outputs.grammar"),
+    ):
+        with pytest.raises(InvalidGrammar, match="nothing satisfies it") as refused:
+            body(asked(**fields))
+        assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    "grammar", ['root ::= root "a" | "b"', "what is this", 'start: "a"', "root ::= <think>"]
+)
+def test_any_other_grammar_is_the_servers_to_judge(grammar: str):
+    assert body(asked(structured_outputs={"grammar": grammar}))

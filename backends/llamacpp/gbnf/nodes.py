@@ -16,6 +16,10 @@ class BadGrammar(Exception):
     """Why a grammar cannot be used, in words for the one who wrote it."""
 
 
+class Unsatisfiable(BadGrammar):
+    """No text satisfies it."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Text:
     """These characters in a row; at least one."""

@@ -6,7 +6,19 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from backends.llamacpp.gbnf.nodes import Alt, BadGrammar, Chars, Node, Ref, Repeat, Rules, Seq, Text, parts_of
+from backends.llamacpp.gbnf.nodes import (
+    Alt,
+    BadGrammar,
+    Chars,
+    Node,
+    Ref,
+    Repeat,
+    Rules,
+    Seq,
+    Text,
+    Unsatisfiable,
+    parts_of,
+)
 
 ROOT: Final = "root"
 MAX_DEPTH: Final = 200
@@ -36,7 +48,7 @@ def shape_of(rules: Rules) -> Shape:
                 raise BadGrammar(f"the rule {name[:40]} asks for {wanted[:40]}, which is not there")
     pruned = _pruned(_reachable(rules))
     if ROOT not in pruned:
-        raise BadGrammar("nothing satisfies it")
+        raise Unsatisfiable("nothing satisfies it")
     used = _reachable(pruned)
     return Shape(used, _regular(used))
 
