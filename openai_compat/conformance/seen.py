@@ -63,5 +63,7 @@ def _values(test: ast.expr, frame: FrameType) -> Iterator[tuple[str, str]]:
 
 
 def _does_something(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return not (isinstance(node.func, ast.Name) and node.func.id == "len")
     comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
-    return isinstance(node, ast.Call | ast.Await | ast.NamedExpr | comprehension)
+    return isinstance(node, ast.Await | ast.NamedExpr | comprehension)

@@ -206,7 +206,7 @@ def http_request_id_minted__every_response_gets_a_fresh_one(service: Api) -> Non
 
 @extension
 def http_completion_headers__the_backend_and_two_times_are_told(service: Api) -> None:
-    responses = [service.chat(max_tokens=1), service.complete(max_tokens=1), service.chat(stream=True)]
+    responses = [service.chat(max_tokens=1), service.chat(stream=True)]
 
     for response in responses:
         assert response.headers["x-llm-backend"] == service.entry()["backend"]

@@ -133,6 +133,8 @@ def models_load_loaded__it_succeeds_at_once_and_changes_nothing(service: Api) ->
     service.chat_body()
     service.assert_alive()
     entry = service.entry()
+    if entry["backend"] == "litellm":
+        raise NotOffered("there is nothing to load")
     started = time.monotonic()
     answer = ok(service.post("/v1/models/load", {"model": service.model, "backend": entry["backend"]}))
     took = time.monotonic() - started

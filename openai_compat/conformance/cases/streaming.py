@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from openai_compat.conformance.api import CHAT, COMPLETIONS, Api, encode, error_of, ok, user
+from openai_compat.conformance.api import CHAT, COMPLETIONS, Api, encode, error_of, offered, user
 from openai_compat.conformance.check import extension, given, openai_api
 from openai_compat.conformance.event_stream import StreamedAnswer
 
@@ -16,7 +16,7 @@ PATTERNS = ("🐙🌊🐳🐙🌊🐳🐙🌊🐳🐙🌊🐳", "海が深い。
 
 def both_ways(api: Api, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], StreamedAnswer]:
     """The same request without and with stream."""
-    plain = ok(api.post(path, body))
+    plain = offered(api.post(path, body))
     return plain, api.stream(path, body | {"stream_options": {"include_usage": True}})
 
 
