@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("numpy", reason="the engine is not installed")
+pytest.importorskip("llguidance", reason="the engine is not installed")
+pytest.importorskip("llama_cpp", reason="the engine is not installed")
 
 import llguidance
 import numpy as np

@@ -52,7 +52,8 @@ def test_nothing_else_in_the_service_reads_the_environment() -> None:
         if re.search(r"os\.environ|getenv", path.read_text("utf-8"))
     ]
 
-    assert readers == []
+    # Hands its child what the dynamic loader needs; no setting comes from there.
+    assert readers == ["backends/llamacpp/constraint_trial.py"]
 
 
 def test_importing_the_settings_brings_neither_bentoml_nor_a_parser_nor_the_hub() -> None:
