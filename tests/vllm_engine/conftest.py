@@ -8,12 +8,17 @@ sets. Without them everything here is skipped.
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-CARD_ARGS = ("--enforce-eager",)
-"""Without compilation: it takes minutes on a CPU, and no test here looks at speed."""
+from backends.base import Backend
+from backends.pool import PooledBackend
+from backends.registry import FEATURES
+from tests.vllm_engine.shared_engine import CARD_ARGS, Served, SharedLoader, running
+
+__all__ = ["CARD_ARGS"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,3 +40,18 @@ def vllm_python() -> str:
 @pytest.fixture(scope="session")
 def weights() -> Path:
     return Path(os.environ["TEST_VLLM_WEIGHTS"])
+
+
+@pytest.fixture(scope="session")
+def shared(vllm_python: str, weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with running(vllm_python, weights, tmp_path_factory.mktemp("v")) as served:
+        yield served
+
+
+@pytest.fixture
+async def backend(shared: Served) -> AsyncIterator[Backend]:
+    """A pool over the shared engine."""
+    pool = PooledBackend(SharedLoader(shared))
+    pool.features = FEATURES["vllm"]
+    yield pool
+    await pool.aclose()
