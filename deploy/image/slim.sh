@@ -13,4 +13,3 @@ for library in llama_cpp/lib/*.so.*.*; do
     ln -sf "$name" "llama_cpp/lib/$short"
     ln -sf "$name" "llama_cpp/lib/$soname"
 done
-rm -f llama_cpp/lib/libllama-common.so*

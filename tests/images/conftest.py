@@ -1,4 +1,5 @@
-"""Containers for the tests of the image. `make image-test` builds it and names it in TEST_IMAGE, else they are skipped.
+"""Containers for the tests of the images. `make image-test` builds one and names it in TEST_IMAGE, `make image-gpu` the
+other in TEST_GPU_IMAGE; without a name its tests are skipped.
 
 A container has no network but its own loopback interface. The tests reach it from inside its network namespace, which
 takes root.
@@ -32,14 +33,14 @@ _CLONE_NEWNET = 0x40000000
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    wanted = os.environ.get("TEST_IMAGE")
     for item in items:
         if here not in item.path.parents:
             continue
         item.add_marker("image")
         item.add_marker(pytest.mark.timeout(600))
-        if not wanted:
-            item.add_marker(pytest.mark.skip(reason="TEST_IMAGE names no image; make image-test does"))
+        variable = "TEST_GPU_IMAGE" if item.path.stem == "test_gpu_image" else "TEST_IMAGE"
+        if not os.environ.get(variable):
+            item.add_marker(pytest.mark.skip(reason=f"{variable} names no image; see make help"))
 
 
 def skip_if_busy() -> None:

