@@ -220,6 +220,10 @@ class TestCompose:
     def test_a_runner_is_not_published(self) -> None:
         assert "ports" not in self.FILE["services"]["llamacpp"]
 
+    def test_no_profile_needs_what_only_another_one_uses(self) -> None:
+        """Compose asks for required variables whichever profile is started."""
+        assert not re.search(r"\$\{\w+:?\?", (DEPLOY / "compose.yaml").read_text())
+
     def test_docker_waits_longer_than_the_drain(self) -> None:
         for service in self.FILE["services"].values():
             assert int(service["stop_grace_period"].removesuffix("s")) >= 25 + 30
