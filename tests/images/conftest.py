@@ -83,8 +83,14 @@ class Container:
     @contextlib.contextmanager
     def network(self) -> Iterator[None]:
         """This thread, and the processes and threads it starts, are in the container's network."""
+        state = self.inspect()["State"]
+        if not state["Running"]:
+            end = "\n".join((self.log() + self.log(stderr=True)).splitlines()[-30:])
+            pytest.fail(
+                f"the container ended with {state['ExitCode']}; the end of its log:\n{end}", pytrace=False
+            )
         own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-        theirs = os.open(f"/proc/{self.inspect()['State']['Pid']}/ns/net", os.O_RDONLY)
+        theirs = os.open(f"/proc/{state['Pid']}/ns/net", os.O_RDONLY)
         try:
             _enter(theirs)
             yield
