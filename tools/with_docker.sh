@@ -35,10 +35,12 @@ daemon=$!
 stop() {
     kill "$daemon" 2>/dev/null || true
     for _ in {1..120}; do
-        kill -0 "$daemon" 2>/dev/null || return 0
+        kill -0 "$daemon" 2>/dev/null || break
         sleep 0.25
     done
     kill -KILL "$daemon" 2>/dev/null || true
+    # The daemon leaves it mounted, and the folder could not be removed.
+    umount "$root/exec/netns/default" 2>/dev/null || true
 }
 trap stop EXIT
 deadline=$((SECONDS + 30))
