@@ -64,8 +64,8 @@ def lark_of(gbnf: str) -> tuple[str, str | None]:
     root = str(Path(__file__).resolve().parents[2])
     if root not in sys.path:
         sys.path.append(root)
-    from backends.llamacpp.gbnf.lark import lark_of as convert
-    from backends.llamacpp.gbnf.nodes import BadGrammar
+    from backends.gbnf.lark import lark_of as convert
+    from backends.gbnf.nodes import BadGrammar
 
     try:
         return convert(gbnf), None

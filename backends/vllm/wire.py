@@ -14,9 +14,9 @@ from typing import Any, Final, Literal
 import msgspec
 
 from backends.errors import InvalidGrammar, InvalidParameter, UnsupportedParameter
-from backends.llamacpp.gbnf.nodes import BadGrammar, Unsatisfiable
-from backends.llamacpp.gbnf.shape import shape_of
-from backends.llamacpp.gbnf.syntax import parse
+from backends.gbnf.nodes import BadGrammar, Unsatisfiable
+from backends.gbnf.shape import shape_of
+from backends.gbnf.syntax import parse
 from backends.pictures import own_messages
 from backends.types import ChatPrompt, GenerationRequest, SamplingParams, TextPrompt, TokenPrompt
 from backends.vllm.constraints import translated

@@ -20,11 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.errors import InvalidGrammar
+from backends.gbnf.lark import lark_of
+from backends.gbnf.nodes import Alt, BadGrammar, Chars, Node, Ref, Rules, Seq, Text
+from backends.gbnf.syntax import parse
 from backends.llamacpp.constraint import _LIMITS, ConstraintCompiler, Matcher, Source
 from backends.llamacpp.constraint_trial_child import Bytes
-from backends.llamacpp.gbnf.lark import lark_of
-from backends.llamacpp.gbnf.nodes import Alt, BadGrammar, Chars, Node, Ref, Rules, Seq, Text
-from backends.llamacpp.gbnf.syntax import parse
 from backends.llamacpp.lib import engine_log, llama
 from backends.llamacpp.model import GgufModel
 from tests.backends.shipped_model import gguf

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections import deque
 
-from backends.llamacpp.gbnf.cut import Call, Cut, Lexeme, Loop, cut
-from backends.llamacpp.gbnf.nodes import Alt, Chars, Node, Ref, Repeat, Seq, Text
-from backends.llamacpp.gbnf.shape import ROOT, Shape, shape_of
-from backends.llamacpp.gbnf.syntax import parse
+from backends.gbnf.cut import Call, Cut, Lexeme, Loop, cut
+from backends.gbnf.nodes import Alt, Chars, Node, Ref, Repeat, Seq, Text
+from backends.gbnf.shape import ROOT, Shape, shape_of
+from backends.gbnf.syntax import parse
 
 
 def lark_of(gbnf: str) -> str:

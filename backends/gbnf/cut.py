@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from backends.llamacpp.gbnf.lexemes import START, Automaton, Meeting, TooLarge, automaton_of, meeting_of
-from backends.llamacpp.gbnf.nodes import (
+from backends.gbnf.lexemes import START, Automaton, Meeting, TooLarge, automaton_of, meeting_of
+from backends.gbnf.nodes import (
     Alt,
     Chars,
     Node,
@@ -31,7 +31,7 @@ from backends.llamacpp.gbnf.nodes import (
     merged,
     overlap,
 )
-from backends.llamacpp.gbnf.shape import ROOT, Shape
+from backends.gbnf.shape import ROOT, Shape
 
 Key = Any
 """What two lexemes share if they take the same texts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from backends.llamacpp.gbnf.nodes import (
+from backends.gbnf.nodes import (
     MAX_CODE_POINT,
     Alt,
     Chars,

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from backends.llamacpp.gbnf.nodes import (
+from backends.gbnf.nodes import (
     Alt,
     BadGrammar,
     Chars,

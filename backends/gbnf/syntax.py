@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from backends.llamacpp.gbnf.nodes import (
+from backends.gbnf.nodes import (
     MAX_CODE_POINT,
     SURROGATES,
     Alt,
