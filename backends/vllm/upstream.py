@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -35,10 +36,12 @@ from backends.vllm.provenance import Version, provenance_of
 from backends.vllm.reading import read_answer
 from backends.vllm.refusals import Refusal, error_of, read_refusal
 from backends.vllm.transport import InternalFailure, Transport, Unreached
-from backends.vllm.wire import INJECTED, Plan, Quirk, plan_of
+from backends.vllm.wire import INJECTED, Plan, Quirk, grammar_chars, plan_of
 from models.errors import ModelError
 
 MAX_REFUSAL_BYTES: Final = 64 << 10
+_INLINE_CHARS: Final = 4096
+"""A longer grammar is read in a thread: one of 65,536 characters takes 80 ms."""
 HEALTH_TIMEOUT_S: Final = 0.8
 CONTROL_TIMEOUT_S: Final = 5.0
 COUNT_TIMEOUT_S: Final = 30.0
@@ -291,13 +294,15 @@ class Upstream:
         listing = await self._known()
         if listing.dialect.counts_first_only and len(request.prompts) > 1:
             return None
-        return plan_of(
+        plan = partial(
+            plan_of,
             request,
             served_name,
             listing.dialect,
             context_length=listing.context_lengths.get(served_name),
             quirks=self._quirks,
         )
+        return plan() if grammar_chars(request) <= _INLINE_CHARS else await asyncio.to_thread(plan)
 
     async def _known(self) -> Listing:
         """The server's own words about itself, asked for once; nothing where it has none."""

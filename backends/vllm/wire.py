@@ -172,11 +172,8 @@ def _refuse_unenforced(request: GenerationRequest) -> None:
     """Raises: InvalidGrammar for a schema that the server would take and not enforce as a whole."""
     asked: list[tuple[str, Any]] = []
     form, outputs = request.response_format, request.structured_outputs
-    for place, grammar in (
-        ("grammar", request.sampling.grammar),
-        ("structured_outputs.grammar", (outputs or {}).get("grammar")),
-    ):
-        if grammar is not None and _is_unsatisfiable(grammar):
+    for place, grammar in _grammars(request):
+        if _is_unsatisfiable(grammar):
             raise InvalidGrammar(f"{place}: nothing satisfies it", param=place)
     if form is not None and form["type"] == "json_schema":
         asked.append(("response_format.json_schema.schema", form["json_schema"].get("schema")))
@@ -194,6 +191,20 @@ def _refuse_unenforced(request: GenerationRequest) -> None:
             raise InvalidGrammar(
                 f"{place}: vLLM would not enforce {keyword!r} where it stands here", param=place
             )
+
+
+def _grammars(request: GenerationRequest) -> list[tuple[str, str]]:
+    """Where they stand, and their texts."""
+    grammars = [
+        ("grammar", request.sampling.grammar),
+        ("structured_outputs.grammar", (request.structured_outputs or {}).get("grammar")),
+    ]
+    return [(place, text) for place, text in grammars if text is not None]
+
+
+def grammar_chars(request: GenerationRequest) -> int:
+    """How much of its grammars `plan_of` has to read."""
+    return sum(len(text) for _, text in _grammars(request))
 
 
 def _is_unsatisfiable(grammar: str) -> bool:

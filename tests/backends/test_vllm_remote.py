@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -18,7 +19,9 @@ from backends.errors import (
     UpstreamAuthFailed,
     UpstreamError,
 )
-from backends.types import ChatPrompt, TextPrompt, TokenPrompt
+from backends.gbnf.syntax import parse
+from backends.types import ChatPrompt, SamplingParams, TextPrompt, TokenPrompt
+from backends.vllm import wire
 from backends.vllm.balancer import FAILURES_TO_EJECT
 from backends.vllm.remote import RemoteBackend, conversation_key
 from backends.vllm.upstream import Upstream
@@ -283,6 +286,23 @@ async def test_a_server_that_is_gone_costs_no_request(two: Bench):
     two.servers[1].answers(*[whole("b")] * 8)
 
     assert [await two.text(seed=i) for i in range(8)] == ["b"] * 8
+
+
+async def test_a_long_grammar_is_read_beside_the_event_loop(one: Bench, monkeypatch: pytest.MonkeyPatch):
+    readers: list[int] = []
+
+    def noted(grammar: str) -> Any:
+        readers.append(threading.get_ident())
+        return parse(grammar)
+
+    monkeypatch.setattr(wire, "parse", noted)
+    long = "root ::= " + " | ".join(f'"{number}"' for number in range(2000))
+
+    one.servers[0].answers(whole("7"))
+    await one.text(sampling=SamplingParams(grammar=long))
+
+    assert readers
+    assert threading.get_ident() not in readers
 
 
 async def test_after_the_first_event_nothing_is_tried_again(two: Bench):
