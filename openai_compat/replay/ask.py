@@ -12,25 +12,10 @@ from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_ope
 from typing_extensions import override
 
 from openai_compat.replay.saved import Receipt
+from openai_compat.schemas.sampling import SAMPLING_NAMES
 
 MAX_ANSWER_BYTES: Final = 256 << 20
-_TAKEN_OVER: Final = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "typical_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "logit_bias",
-    "max_tokens",
-    "min_tokens",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-)
+_TAKEN_OVER: Final = sorted(SAMPLING_NAMES - {"grammar"})
 """Parameters that a request may set and a receipt tells."""
 _AS_ASKED: Final = frozenset({"litellm"})
 """Backends that refuse what is set although it is only the default: their models do not take everything."""
