@@ -159,6 +159,8 @@ class _Levels(LoadTestShape):
         self._progress = RampProgress(WORKLOAD.arrival)
 
     def tick(self) -> tuple[int, float] | None:
+        if not _sessions:  # locust starts the test with the users of the first answer
+            return self._users(WORKLOAD.arrival.levels[0])
         progress, running, now = self._progress, session(), time.time()
         known = len(progress.levels)
         load = progress.load(now, running.pieces)
@@ -169,8 +171,9 @@ class _Levels(LoadTestShape):
             print(f"level {level.load:g}: {progress.rates[-1]:.0f} pieces/s", flush=True)
         if progress.is_saturated:
             print("more load brings no more: the ramp ends here", flush=True)
-        if load is None:
-            return None
+        return None if load is None else self._users(load)
+
+    def _users(self, load: float) -> tuple[int, float]:
         users = users_at_level(WORKLOAD.arrival, load)
         return users, float(users)
 

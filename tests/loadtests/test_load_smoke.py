@@ -98,6 +98,20 @@ def test_open_loop_does_not_wait_for_answers(host: str, tmp_path: Path) -> None:
     assert 4 <= len(records) <= 32  # two a second; outside with a probability below 1e-3
 
 
+def test_ramp_goes_from_level_to_level(host: str, tmp_path: Path) -> None:
+    workload = tmp_path / "short.yaml"
+    workload.write_text(
+        "{question: Does it?, seed: 1, users: {chat_stream: 1}, prompt: {tokens: 20}, output: {tokens: 8},"
+        " arrival: {kind: ramp, of: users, levels: [1, 2, 3], step_s: 4, settle_s: 1, least_gain: 0}}"
+    )
+    told = load(host, tmp_path / "run", workload=str(workload))
+
+    levels = json.loads((tmp_path / "run" / "levels.json").read_text())
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert [level["load"] for level in levels] == [1, 2, 3][: max(2, len(levels))]
+    assert all(level["end"] - level["begin"] >= 3 for level in levels)
+
+
 def test_service_that_is_not_there_is_told(tmp_path: Path) -> None:
     told = load("http://127.0.0.1:9", tmp_path, "--duration", "8")
 
