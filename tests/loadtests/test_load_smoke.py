@@ -101,13 +101,13 @@ def test_open_loop_does_not_wait_for_answers(host: str, tmp_path: Path) -> None:
 def test_ramp_goes_from_level_to_level(host: str, tmp_path: Path) -> None:
     workload = tmp_path / "short.yaml"
     workload.write_text(
-        "{question: Does it?, seed: 1, users: {chat_stream: 1}, prompt: {tokens: 20}, output: {tokens: 8},"
+        "{question: 'Does it?', seed: 1, users: {chat_stream: 1}, prompt: {tokens: 20}, output: {tokens: 8},"
         " arrival: {kind: ramp, of: users, levels: [1, 2, 3], step_s: 4, settle_s: 1, least_gain: 0}}"
     )
     told = load(host, tmp_path / "run", workload=str(workload))
 
-    levels = json.loads((tmp_path / "run" / "levels.json").read_text())
     assert told.returncode == 0, told.stdout + told.stderr
+    levels = json.loads((tmp_path / "run" / "levels.json").read_text())
     assert [level["load"] for level in levels] == [1, 2, 3][: max(2, len(levels))]
     assert all(level["end"] - level["begin"] >= 3 for level in levels)
 
