@@ -40,6 +40,13 @@ _BESIDE: Final = frozenset(_OF_TYPE) | {
     "allOf",
     *_FIRST,
 }
+_OF_ITEMS: Final = ("uniqueItems", "contains", "minContains", "maxContains")
+_FORMATS: Final = frozenset(
+    {
+        *("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"),
+        *("uri", "uri-reference", "uri-template", "json-pointer", "relative-json-pointer"),
+    }
+)
 _NAMED: Final = ("properties", "patternProperties", "$defs", "definitions")
 _LISTED: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE: Final = ("items", "additionalProperties", "contains", "propertyNames", "unevaluatedProperties")
@@ -49,6 +56,45 @@ def unenforced(schema: Any) -> str | None:
     """A keyword of it that vLLM would not enforce; None where there is none."""
     root = schema if isinstance(schema, dict) else {}
     return next((key for one in _schemas(schema) if (key := _dropped(one, root)) is not None), None)
+
+
+def unenforced_in_calls(schema: Any) -> str | None:
+    """The same for the arguments of calls, and for an answer beside which calls may come. Those schemas reach the
+    compiler past vLLM's own look at them, after which it would have turned to another one."""
+    key = unenforced(schema)
+    return key or next((key for one in _schemas(schema) if (key := _beyond(one)) is not None), None)
+
+
+def _beyond(schema: dict[str, Any]) -> str | None:
+    """What the compiler drops of a schema whose `type` says what it is about."""
+    types = _types(schema)
+    if types & {"integer", "number"} and "multipleOf" in schema:
+        return "multipleOf"
+    if "array" in types:
+        key = next((key for key in _OF_ITEMS if schema.get(key) not in (None, False)), None)
+        if key is not None:
+            return key
+    if "string" in types:
+        if "format" in schema and schema["format"] not in _FORMATS:
+            return "format"
+        if (key := _length_beside_form(schema)) is not None:
+            return key
+    if "object" in types:
+        names, patterns = schema.get("propertyNames"), schema.get("patternProperties")
+        if isinstance(names, dict) and (
+            _length_beside_form(names) is not None
+            or any(key in schema for key in ("properties", "patternProperties", "unevaluatedProperties"))
+        ):
+            return "propertyNames"
+        if isinstance(patterns, dict) and ("properties" in schema or len(patterns) > 1):
+            return "patternProperties"
+    return "allOf" if len(_list(schema.get("allOf"))) > 1 else None
+
+
+def _length_beside_form(schema: dict[str, Any]) -> str | None:
+    if "pattern" not in schema and "format" not in schema:
+        return None
+    return next((key for key in ("minLength", "maxLength") if key in schema), None)
 
 
 def _dropped(schema: dict[str, Any], root: dict[str, Any]) -> str | None:

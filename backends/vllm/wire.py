@@ -19,9 +19,10 @@ from backends.gbnf.shape import shape_of
 from backends.gbnf.syntax import parse
 from backends.pictures import own_messages
 from backends.types import ChatPrompt, GenerationRequest, SamplingParams, TextPrompt, TokenPrompt
+from backends.vllm.calls import told_tools
 from backends.vllm.constraints import translated
 from backends.vllm.dialect import OPENAI_MAX_STOPS, Dialect
-from backends.vllm.schemas import unenforced
+from backends.vllm.schemas import unenforced, unenforced_in_calls
 
 CHAT_PATH: Final = "/v1/chat/completions"
 TEXT_PATH: Final = "/v1/completions"
@@ -107,8 +108,8 @@ def plan_of(
     is_chat = isinstance(request.prompts[0], ChatPrompt)
     body: dict[str, Any] = {"model": served_name}
     body.update(_chat(request, quirks) if is_chat else _text(request))
-    if dialect.drops_keywords and request.tool_choice not in (None, "auto", "none") and "tools" in body:
-        body["tools"] = [_held(tool) for tool in body["tools"]]
+    if dialect.drops_keywords and "tools" in body:
+        body["tools"] = told_tools(request, body["tools"])
     is_greedy = sampling.temperature == 0 or sampling.top_p == 0
     body.update(_sampling(sampling, dialect, is_greedy=is_greedy))
     if request.structured_outputs is not None:
@@ -179,18 +180,18 @@ def _refuse_unenforced(request: GenerationRequest) -> None:
         asked.append(("response_format.json_schema.schema", form["json_schema"].get("schema")))
     if outputs is not None and "json" in outputs:
         asked.append(("structured_outputs.json", outputs["json"]))
-    prompt = request.prompts[0]
-    if isinstance(prompt, ChatPrompt) and request.tool_choice != "none":
-        asked += [
-            (f"tools[{i}].function.parameters", tool["function"].get("parameters"))
-            for i, tool in enumerate(prompt.tools or ())
-            if tool["function"].get("strict") is True
-        ]
+    # Beside tools its compiler gets the schema as it gets those of calls.
+    check = unenforced_in_calls if _may_call(request) else unenforced
     for place, schema in asked:
-        if (keyword := unenforced(schema)) is not None:
+        if (keyword := check(schema)) is not None:
             raise InvalidGrammar(
                 f"{place}: vLLM would not enforce {keyword!r} where it stands here", param=place
             )
+
+
+def _may_call(request: GenerationRequest) -> bool:
+    prompt = request.prompts[0]
+    return isinstance(prompt, ChatPrompt) and bool(prompt.tools) and request.tool_choice != "none"
 
 
 def _grammars(request: GenerationRequest) -> list[tuple[str, str]]:
@@ -215,15 +216,6 @@ def _is_unsatisfiable(grammar: str) -> bool:
     except BadGrammar:
         return False  # the server may read more than is read here
     return False
-
-
-def _held(tool: dict[str, Any]) -> dict[str, Any]:
-    """A function that must be called, with its arguments held to their schema where the server can."""
-    function = tool["function"]
-    parameters = function.get("parameters")
-    if "strict" in function or parameters is None or unenforced(parameters) is not None:
-        return tool
-    return {**tool, "function": {**function, "strict": True}}
 
 
 def _chat(request: GenerationRequest, quirks: Collection[Quirk]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from backends.errors import InvalidGrammar, InvalidParameter, ServiceError, Unsu
 from backends.types import ChatPrompt, GenerationRequest, SamplingParams
 from backends.vllm.dialect import GENERIC, VLLM, Dialect
 from backends.vllm.refusals import about
-from backends.vllm.schemas import unenforced
+from backends.vllm.schemas import unenforced, unenforced_in_calls
 from backends.vllm.wire import plan_of
 from tests.backends.contract import CHAT, CITY, request
 from tests.backends.generated_schemas import generated
@@ -72,6 +72,52 @@ def test_what_is_enforced_or_known_to_the_server_goes_through(schema: Any):
     assert unenforced(schema) is None
 
 
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"type": "integer", "multipleOf": 2}, "multipleOf"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"type": ["array", "null"], "contains": {}}, "contains"),
+        ({"type": "string", "format": "colour"}, "format"),
+        ({"type": "string", "pattern": "^a", "minLength": 3}, "minLength"),
+        ({"type": "string", "format": "date", "maxLength": 3}, "maxLength"),
+        (
+            {"type": "object", "propertyNames": {"type": "string", "pattern": "^a"}, "properties": {}},
+            "propertyNames",
+        ),
+        (
+            {"type": "object", "propertyNames": {"type": "string", "pattern": "^a", "maxLength": 2}},
+            "propertyNames",
+        ),
+        ({"type": "object", "patternProperties": {"^a": {}}, "properties": {}}, "patternProperties"),
+        ({"type": "object", "patternProperties": {"^a": {}, "^b": {}}}, "patternProperties"),
+        ({"type": "array", "items": {"allOf": [{"type": "string"}, {"enum": ["a"]}]}}, "allOf"),
+        ({"not": {}}, "not"),
+    ],
+)
+def test_what_would_be_dropped_of_a_calls_schema_only_is_named_there(schema: dict[str, Any], keyword: str):
+    assert unenforced_in_calls(schema) == keyword
+    assert unenforced(schema) == (keyword if keyword == "not" else None)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "uniqueItems": False},
+        {"type": "string", "format": "date"},
+        {"type": "string", "minLength": 3},
+        {"type": "object", "propertyNames": {"type": "string", "pattern": "^a"}},
+        {"type": "object", "patternProperties": {"^a": {}}},
+        {"type": "object", "properties": {"format": {"type": "string"}, "multipleOf": {"type": "integer"}}},
+        {"allOf": [{"type": "string"}]},
+        CITY,
+    ],
+    ids=str,
+)
+def test_what_calls_are_held_to_goes_through(schema: dict[str, Any]):
+    assert unenforced_in_calls(schema) is None
+
+
 def test_schemas_as_callers_write_them_go_through():
     assert [schema for schema in generated(100) if unenforced(schema) is not None] == []
 
@@ -117,24 +163,117 @@ def test_a_schema_that_vllm_would_not_enforce_is_refused_by_name(fields: dict[st
     assert body(asked(**fields), GENERIC)
 
 
+def functions(wanted: GenerationRequest) -> list[dict[str, Any]]:
+    return [tool["function"] for tool in body(wanted)["tools"]]
+
+
+def with_tools(*tools: dict[str, Any], **fields: Any) -> GenerationRequest:
+    return asked(prompts=(ChatPrompt(messages=CHAT.messages, tools=list(tools)),), **fields)
+
+
+NAMED = {"type": "function", "function": {"name": "f"}}
+FORM = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": CITY}}}
+BESIDE = (
+    FORM,
+    {"structured_outputs": {"choice": ["a"]}},
+    {"sampling": SamplingParams(grammar='root ::= "a"')},
+)
+
+
 @pytest.mark.parametrize(
     ("choice", "given", "strict"),
     [
         ("required", {}, True),
-        ({"type": "function", "function": {"name": "f"}}, {}, True),
+        (NAMED, {}, True),
         ("required", {"strict": False}, False),
-        ("required", {"parameters": BAD}, None),
+        ("required", {"strict": False, "parameters": BAD}, False),
         ("auto", {}, None),
+        (None, {}, None),
+        ("none", {}, None),
     ],
 )
 def test_the_arguments_of_a_call_that_must_come_are_held_to_their_schema(
     choice: Any, given: dict[str, Any], strict: bool | None
 ):
-    chat = ChatPrompt(messages=CHAT.messages, tools=[tool(**given)])
-    (sent,) = body(asked(prompts=(chat,), tool_choice=choice))["tools"]
+    mine = tool(**given)
+    (sent,) = functions(with_tools(mine, tool_choice=choice))
 
-    assert sent["function"].get("strict") is strict
-    assert "strict" not in chat.tools[0]["function"] or "strict" in given  # type: ignore[index]
+    assert sent.get("strict") is strict
+    assert mine == tool(**given)
+
+
+def test_only_the_schema_of_the_function_that_must_be_called_counts():
+    other = tool(name="g", parameters=BAD)
+
+    assert [sent.get("strict") for sent in functions(with_tools(tool(), other, tool_choice=NAMED))] == [
+        True,
+        None,
+    ]
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=str)
+@pytest.mark.parametrize("schema", [BAD, {"type": "integer", "multipleOf": 3}], ids=str)
+def test_a_call_that_must_come_and_cannot_be_held_to_its_schema_is_refused_by_name(
+    choice: Any, schema: dict[str, Any]
+):
+    with pytest.raises(InvalidGrammar, match="would not enforce") as refused:
+        body(with_tools(tool(parameters=schema), tool_choice=choice))
+
+    assert refused.value.param == "tools[0].function.parameters"
+    assert body(asked(prompts=(ChatPrompt(messages=CHAT.messages, tools=[tool(parameters=schema)]),)))
+
+
+@pytest.mark.parametrize("given", [{"parameters": None}, {"parameters": {}}, {}], ids=str)
+def test_a_function_that_must_be_called_and_names_no_arguments_gets_an_empty_object(given: dict[str, Any]):
+    bare = {"type": "function", "function": {"name": "f", **given}}
+    (sent,) = functions(with_tools(bare, tool_choice="required"))
+
+    assert sent["parameters"] == {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=str)
+@pytest.mark.parametrize("beside", BESIDE, ids=str)
+def test_a_form_beside_a_call_that_must_come_is_refused_by_name(choice: Any, beside: dict[str, Any]):
+    (name,) = beside
+    with pytest.raises(UnsupportedParameter) as refused:
+        body(with_tools(tool(), tool_choice=choice, **beside))
+
+    assert refused.value.param == ("grammar" if name == "sampling" else name)
+
+
+@pytest.mark.parametrize("choice", ["auto", None])
+@pytest.mark.parametrize("beside", BESIDE, ids=str)
+def test_beside_a_form_calls_that_may_come_are_held_to_their_schemas(
+    choice: str | None, beside: dict[str, Any]
+):
+    """Without a strict function vLLM would let none come."""
+    tools = tool(), tool(name="g", parameters=BAD), tool(name="h", strict=False)
+
+    assert [sent.get("strict") for sent in functions(with_tools(*tools, tool_choice=choice, **beside))] == [
+        True,
+        None,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("given", [{"strict": False}, {"parameters": BAD}], ids=str)
+def test_a_form_that_would_leave_no_room_for_calls_is_refused_by_name(given: dict[str, Any]):
+    with pytest.raises(UnsupportedParameter) as refused:
+        body(with_tools(tool(**given), **FORM))
+
+    assert refused.value.param == "response_format"
+    assert body(with_tools(tool(**given), tool_choice="none", **FORM))
+
+
+def test_beside_calls_that_may_come_an_answer_is_held_by_what_holds_calls():
+    form = {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": {"type": "integer", "multipleOf": 3}},
+    }
+    with pytest.raises(InvalidGrammar, match="'multipleOf'"):
+        body(with_tools(tool(), response_format=form))
+
+    assert body(with_tools(tool(), tool_choice="none", response_format=form))
 
 
 @pytest.mark.parametrize(

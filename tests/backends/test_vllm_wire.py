@@ -192,13 +192,18 @@ def test_the_fields_of_chat_are_passed_on_whole():
     given: dict[str, Any] = {
         "tool_choice": {"type": "function", "function": {"name": "f"}},
         "parallel_tool_calls": False,
-        "response_format": {"type": "json_object"},
-        "structured_outputs": {"regex": "a+"},
         "reasoning_effort": "low",
     }
     wanted = msgspec.structs.replace(chat(), prompts=(prompt,), **given)
 
     assert {**given, "tools": tools, "chat_template_kwargs": {"a": 1}}.items() <= body(wanted).items()
+
+
+@pytest.mark.parametrize(
+    "given", [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"regex": "a+"}}], ids=str
+)
+def test_the_form_of_an_answer_is_passed_on_whole(given: dict[str, Any]):
+    assert given.items() <= body(msgspec.structs.replace(chat(), **given)).items()
 
 
 def test_a_choice_of_tools_without_tools_is_not_sent():

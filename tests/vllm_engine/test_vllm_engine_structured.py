@@ -7,10 +7,14 @@ import re
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from backends.base import Backend
 from backends.errors import InvalidGrammar, InvalidParameter, UnsupportedParameter
-from backends.types import ChatPrompt, ToolCallDelta
+from backends.tokenizing import TokenizeRequest
+from backends.types import ChatPrompt, TextPrompt, ToolCallDelta
+from openai_compat.conformance.cases.structured import QUESTION, meets_city
+from openai_compat.conformance.cases.structured import TOOLS as VARIED
 from tests.backends.contract import (
     CHAT,
     CITY,
@@ -158,6 +162,76 @@ async def test_a_streamed_call_is_named_once_and_then_only_written_on(
     assert json.loads("".join(delta.arguments for delta in (first, *others))) == {"city": "Oslo"}
     assert text_of(events) == ""
     assert endings_of(events)[0].finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=str)
+async def test_the_arguments_of_functions_that_are_not_strict_meet_their_schemas_too(
+    backend: Backend, choice: str | dict[str, Any], stream: bool
+) -> None:
+    chat = ChatPrompt(messages=[{"role": "user", "content": QUESTION}], tools=VARIED)
+    events = await events_of(
+        backend, request(MODEL, chat, tool_choice=choice, stream=stream, max_tokens=200), patience_s=300
+    )
+    calls = calls_of(events)
+
+    assert calls
+    assert all(meets_city("".join(delta.arguments for delta in call)) for call in calls)
+
+
+# Calls beside a form of the answer
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("fields", "answers"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": CITY}}}, CITY),
+        ({"structured_outputs": {"json": CITY}}, CITY),
+        ({"structured_outputs": {"choice": ["{}", '"no"']}}, {"enum": [{}, "no"]}),
+        ({"grammar": 'root ::= "{" "}"'}, {"const": {}}),
+    ],
+    ids=str,
+)
+async def test_where_calls_may_come_the_answer_is_calls_or_has_its_form(
+    backend: Backend, fields: dict[str, Any], answers: dict[str, Any], stream: bool
+) -> None:
+    """What the model would rather write is decided by its first token."""
+    chat = ChatPrompt(messages=CHAT.messages, tools=TOOLS)
+    made = {}
+    for begins in ("<", "{"):
+        tokens = await backend.tokenize(
+            TokenizeRequest(model=MODEL, prompt=TextPrompt(text=begins), add_special_tokens=False)
+        )
+        assert tokens.ids is not None
+        bias = {tokens.ids[0]: 60.0}
+        wanted = request(MODEL, chat, logit_bias=bias, stream=stream, max_tokens=60, **fields)
+        made[begins] = await events_of(backend, wanted, patience_s=300)
+
+    (call, *_) = calls_of(made["<"])
+    assert json.loads("".join(delta.arguments for delta in call)) == {"city": "Oslo"}
+    assert calls_of(made["{"]) == []
+    Draft202012Validator(answers).validate(json.loads(text_of(made["{"])))
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"regex": "a"}},
+        {"grammar": 'root ::= "a"'},
+    ],
+    ids=str,
+)
+async def test_a_form_of_the_answer_beside_a_call_that_must_come_is_refused_by_name(
+    backend: Backend, fields: dict[str, Any], choice: str | dict[str, Any]
+) -> None:
+    chat = ChatPrompt(messages=CHAT.messages, tools=TOOLS)
+    with pytest.raises(UnsupportedParameter) as refused:
+        await events_of(backend, request(MODEL, chat, tool_choice=choice, **fields))
+
+    assert refused.value.param == next(iter(fields))
 
 
 async def test_no_call_comes_where_none_may(backend: Backend) -> None:
