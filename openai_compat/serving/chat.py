@@ -71,12 +71,13 @@ def plan_chat(gateway: Gateway, asked: ChatRequest, request_id: str, target: Tar
     needed, ignored = _without_idle_effort(asked, target)
     require_features(needed, target)
     takes_tools = has_feature(target, "tools")
+    effort = asked.reasoning_effort if has_feature(target, "reasoning_effort") else None
     prompt = ChatPrompt(
         messages=normalise(asked.messages, target),
         tools=asked.tools if takes_tools else None,
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
-        template_kwargs=template_kwargs(gateway, asked.template_kwargs, target),
+        template_kwargs=template_kwargs(gateway, asked.template_kwargs, target, effort=effort),
     )
     sampling = resolve(asked.sampling, card)
     if asked.receipt is not None:
@@ -100,7 +101,7 @@ def plan_chat(gateway: Gateway, asked: ChatRequest, request_id: str, target: Tar
         parallel_tool_calls=asked.parallel_tool_calls if takes_tools else None,
         response_format=asked.response_format,
         structured_outputs=asked.structured_outputs,
-        reasoning_effort=asked.reasoning_effort if has_feature(target, "reasoning_effort") else None,
+        reasoning_effort=effort,
         wants_provenance=asked.receipt is not None,
     )
     ignored = (*ignored, *idle_detail(asked.messages, target))
@@ -130,9 +131,11 @@ def _without_idle_effort(asked: ChatRequest, target: Target) -> tuple[Mapping[st
     return {key: value for key, value in asked.needed.items() if key != name}, (*asked.ignored, name)
 
 
-def template_kwargs(gateway: Gateway, asked: dict[str, object], target: Target) -> dict[str, object]:
+def template_kwargs(
+    gateway: Gateway, asked: dict[str, object], target: Target, *, effort: str | None = None
+) -> dict[str, object]:
     """What the template is told. A reasoning model on vLLM answers directly unless the caller says otherwise, key by
-    key."""
-    if target.kind == "vllm" and gateway.config.vllm_disable_thinking:
+    key, or by an `effort`: vLLM makes `enable_thinking` of it, but would believe ours."""
+    if target.kind == "vllm" and gateway.config.vllm_disable_thinking and effort in (None, "none"):
         return {"enable_thinking": False, **asked}
     return asked

@@ -205,6 +205,9 @@ def require_features(needed: Mapping[str, Feature], target: Target) -> None:
     refuse(tuple(name for name, feature in needed.items() if not has_feature(target, feature)), target.card)
 
 
+_MADE_FOR: Final[Mapping[Feature, Capability]] = {"tools": "tools", "reasoning_effort": "reasoning"}
+
+
 def has_feature(target: Target, feature: Feature) -> bool:
     """Whether a request for it is passed on. Whoever serves a remote model judges it himself; of a local one the card
     says whether it was made for tools, or for reasoning. Of pictures it always does."""
@@ -214,7 +217,8 @@ def has_feature(target: Target, feature: Feature) -> bool:
         return feature in target.card.capabilities
     if target.kind in ANY_MODEL_CALLS:
         return feature != "reasoning_effort" or "reasoning" in target.card.capabilities
-    if feature != "tools" or "tools" in target.card.capabilities:
+    capability = _MADE_FOR.get(feature)
+    if capability is None or capability in target.card.capabilities:
         return True
     sources = target.card.sources.items()
     return any(kind == target.kind and isinstance(source, RemoteSource) for kind, source in sources)

@@ -321,6 +321,21 @@ async def test_vllm_is_told_not_to_think_unless_the_caller_says_so() -> None:
     await chat(app, chat_template_kwargs={"depth": 2})
     await chat(app, chat_template_kwargs={"enable_thinking": True})
 
+    assert kwargs_of(backend) == [{"enable_thinking": False, "depth": 2}, {"enable_thinking": True}]
+
+
+async def test_an_effort_says_how_much_vllm_is_to_think() -> None:
+    backend = ScriptedBackend(kind="vllm", features=frozenset({"reasoning_effort"}))
+    cards = [card(sources={"vllm": {"name": "tiny"}}, id="tiny")]
+    app = make_app(cards=cards, backends={"vllm": backend}, default_backend="vllm")
+
+    await chat(app, reasoning_effort="low")
+    await chat(app, reasoning_effort="none")
+
+    assert kwargs_of(backend) == [{}, {"enable_thinking": False}]
+    assert [request.reasoning_effort for request in backend.requests] == ["low", "none"]
+
+
+def kwargs_of(backend: ScriptedBackend) -> list[dict[str, Any]]:
     asked = [request.prompts[0] for request in backend.requests]
-    kwargs = [prompt.template_kwargs for prompt in asked if isinstance(prompt, ChatPrompt)]
-    assert kwargs == [{"enable_thinking": False, "depth": 2}, {"enable_thinking": True}]
+    return [prompt.template_kwargs for prompt in asked if isinstance(prompt, ChatPrompt)]

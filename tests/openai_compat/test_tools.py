@@ -75,6 +75,28 @@ async def test_a_backend_without_the_feature_is_not_asked(fields: dict[str, Any]
 
 
 @pytest.mark.parametrize(
+    ("source", "capabilities", "effort"),
+    [
+        ({"path": "/models/tiny"}, ["chat"], None),
+        ({"path": "/models/tiny"}, ["chat", "reasoning"], "low"),
+        ({"name": "tiny"}, ["chat"], "low"),
+    ],
+    ids=["local", "local that reasons", "remote"],
+)
+async def test_an_effort_is_not_passed_on_to_a_local_model_that_does_not_reason(
+    source: dict[str, Any], capabilities: list[str], effort: str | None
+) -> None:
+    asked = ScriptedBackend(kind="vllm", features=TAKES_ALL)
+    cards = [card(sources={"vllm": source}, capabilities=capabilities)]
+    app = make_app(cards=cards, backends={"vllm": asked}, default_backend="vllm")
+
+    reply = await chat(app, reasoning_effort="low")
+
+    assert [request.reasoning_effort for request in asked.requests] == [effort]
+    assert reply.headers.get("x-llm-ignored") == (None if effort else "reasoning_effort")
+
+
+@pytest.mark.parametrize(
     ("fields", "got"),
     [
         ({"tool_choice": "auto"}, ("auto", None)),
