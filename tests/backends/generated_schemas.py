@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 NAMES = st.sampled_from(["name", "age", "città", "a b", "pattern", "x"])
@@ -84,7 +84,13 @@ def generated(count: int) -> list[dict[str, Any]]:
     """The same ones every time."""
     made: list[dict[str, Any]] = []
 
-    @settings(max_examples=count, database=None, derandomize=True, phases=[Phase.generate])
+    @settings(
+        max_examples=count,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow],  # a busy machine
+    )
     @given(SCHEMAS)
     def collect(schema: dict[str, Any]) -> None:
         made.append(schema)
