@@ -59,13 +59,18 @@ def table(rows: Sequence[Ratio]) -> str:
 
 
 def gaps(rows: Sequence[Ratio]) -> list[str]:
-    """The rows in which ours is worst against the peer, by the medians, in words."""
+    """The rows in which ours is worst against a peer, by the medians, in words: one of each peer, since what makes one
+    number of a comparison worse often makes the next one worse too."""
     behind = [(row.loss, row) for row in rows if row.loss is not None and row.loss > 1]
-    behind.sort(key=lambda pair: -pair[0])
+    behind.sort(key=lambda pair: pair[0])
+    largest = {(row.route, row.peer): (loss, row) for loss, row in behind}
     if not behind:
         return ["Nowhere is ours behind by the medians."]
-    lines = [f"Ours is behind in {len(behind)} of {len(rows)} rows; the largest gaps, by the medians:", ""]
-    for number, (loss, row) in enumerate(behind[:GAPS], 1):
+    lines = [
+        f"Ours is behind in {len(behind)} of {len(rows)} rows; the largest gap to each, by the medians:",
+        "",
+    ]
+    for number, (loss, row) in enumerate(sorted(largest.values(), key=lambda pair: -pair[0])[:GAPS], 1):
         doubt = "" if row.better == row.peer else "; single pairs lie on both sides of 1"
         lines.append(
             f"{number}. {row.route} against {row.peer}, {row.what}: {100 * (loss - 1):.0f} % behind{doubt}"

@@ -126,18 +126,31 @@ def test_a_side_was_better_if_every_pair_was(ratio: Spread | None, is_more_bette
 def test_largest_gaps_are_named_by_how_far_ours_is_behind() -> None:
     rows = [
         a_ratio(0.4, 0.5, 0.6, what="a"),  # half as many: twice as bad
-        a_ratio(2.9, 3.0, 3.1, what="b", is_more_better=False),
-        a_ratio(0.9, 1.2, 1.3, what="c", is_more_better=False),
-        a_ratio(1.05, 1.1, 1.2, what="d", is_more_better=False),
+        a_ratio(2.9, 3.0, 3.1, what="b", is_more_better=False, peer="others"),
+        a_ratio(0.9, 1.2, 1.3, what="c", is_more_better=False, route="gateway"),
+        a_ratio(1.05, 1.1, 1.2, what="d", is_more_better=False, route="LiteLLM"),
         a_ratio(5.0, 6.0, 7.0, what="e"),
     ]
 
     assert gaps(rows) == [
-        "Ours is behind in 4 of 5 rows; the largest gaps, by the medians:",
+        "Ours is behind in 4 of 5 rows; the largest gap to each, by the medians:",
         "",
-        "1. vLLM against theirs, b: 200 % behind",
+        "1. vLLM against others, b: 200 % behind",
         "2. vLLM against theirs, a: 100 % behind",
-        "3. vLLM against theirs, c: 20 % behind; single pairs lie on both sides of 1",
+        "3. gateway against theirs, c: 20 % behind; single pairs lie on both sides of 1",
+    ]
+
+
+def test_of_each_peer_the_largest_gap_is_named() -> None:
+    rows = [
+        a_ratio(2.9, 3.0, 3.1, what="b", is_more_better=False),
+        a_ratio(3.9, 4.0, 4.1, what="a", is_more_better=False),
+        a_ratio(1.9, 2.0, 2.1, what="c", is_more_better=False, peer="others"),
+    ]
+
+    assert gaps(rows)[2:] == [
+        "1. vLLM against theirs, a: 300 % behind",
+        "2. vLLM against others, c: 100 % behind",
     ]
 
 
