@@ -1,4 +1,4 @@
-"""How our commands (`python -m …`) end when nobody reads their output any more, as in `… | head -1`."""
+"""How our commands (`python -m …`) end when nobody reads their output any more, as in `… | head -1`, and at Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from typing import Final, NoReturn
 OUTPUT_CLOSED: Final = 128 + signal.SIGPIPE
 """What a shell reports of a program that ends by SIGPIPE. Ours cannot leave it to the signal: it would also come of a
 connection that the other side closed."""
+INTERRUPTED: Final = 128 + signal.SIGINT
 
 
 def run(main: Callable[[], int]) -> NoReturn:
-    """End the process with what `main` returns; quietly where standard output was closed meanwhile."""
+    """End the process with what `main` returns; quietly where standard output was closed meanwhile, and with a word
+    where somebody interrupted it."""
     try:
         try:
             status = main()
@@ -27,6 +29,9 @@ def run(main: Callable[[], int]) -> NoReturn:
         # The interpreter flushes once more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = OUTPUT_CLOSED
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        status = INTERRUPTED
     sys.exit(status)
 
 

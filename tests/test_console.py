@@ -1,4 +1,4 @@
-"""How our commands end when nobody reads their output."""
+"""How our commands end when nobody reads their output, and when they are interrupted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from console import OUTPUT_CLOSED
+from console import INTERRUPTED, OUTPUT_CLOSED
 
 COMMANDS = (
     "models list",
@@ -46,6 +46,13 @@ def test_another_connection_that_broke_is_told() -> None:
 
     assert done.returncode == 1
     assert "BrokenPipeError: of a socket" in done.stderr
+
+
+def test_an_interrupted_command_says_so_and_shows_no_traceback() -> None:
+    code = "import console\ndef main():\n    raise KeyboardInterrupt\nconsole.run(main)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (INTERRUPTED, "interrupted\n")
 
 
 def test_the_status_is_the_commands_own() -> None:
