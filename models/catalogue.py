@@ -297,9 +297,17 @@ def _sentence(problem: ErrorDetails, data: Any) -> str:
         del loc[2]  # which form of source pydantic tried
     field = ".".join(map(str, loc))
     message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "extra_forbidden":
-        message = "is not an option"
+    message = _PLAINER.get(problem["type"], message)
+    field = field or ("" if where else "the whole file")
     return f"{where}{field}{': ' if field else ''}{message[:1].lower()}{message[1:]}"
+
+
+_PLAINER: Final = {
+    "extra_forbidden": "is not an option",
+    "model_type": "should be options with their values, as in 'key: value'",
+    "tuple_type": "should be a list",
+}
+"""What pydantic says in the words of Python."""
 
 
 def _shared_names(cards: Sequence[ModelCard]) -> list[str]:

@@ -16,6 +16,8 @@ from typing import Final
 MAX_NAME_CHARS: Final = 256
 
 _MAX_COMPARED: Final = 500
+_ROUTES: Final = frozenset({"load", "unload"})
+"""Addresses below `/v1/models/` that do something: a model called so could be listed, and never looked at."""
 _HUB_PART: Final = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[.-](?![.-])){0,95}"
 _HUB_NAME: Final = re.compile(
     rf"(?P<repo>{_HUB_PART}/{_HUB_PART})(?P<file>(?:/[A-Za-z0-9_][\w.+-]*)+\.gguf)?", re.ASCII
@@ -33,8 +35,8 @@ def is_safe(name: str) -> bool:
 
     False for: empty or over 256 characters, control and unassigned characters, lone surrogates (file names
     that are not UTF-8), line breaks, blanks at either end, backslashes, `.`, `..` or empty path segments, `~`
-    in front, and URLs. A leading slash passes: an absolute path inside a model folder is a name."""
-    if not name or len(name) > MAX_NAME_CHARS or name != name.strip():
+    in front, URLs, `load` and `unload`. A leading slash passes: an absolute path inside a model folder is a name."""
+    if not name or len(name) > MAX_NAME_CHARS or name != name.strip() or name in _ROUTES:
         return False
     if "\\" in name or "://" in name or name.startswith("~"):
         return False

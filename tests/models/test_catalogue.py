@@ -63,8 +63,11 @@ def test_every_option_of_a_card_stands_in_the_example_once() -> None:
     [
         ("models: [", "not YAML"),
         ("\x00", "not YAML"),
-        ("", "valid dictionary"),
-        ("[]", "valid dictionary"),
+        ("", "the whole file: should be options with their values"),
+        ("[]", "the whole file: should be options with their values"),
+        ("models: 5", "models: should be a list"),
+        ("models: [a]", "model number 1: should be options with their values"),
+        ("models: [{id: load, sources: {fake: {name: a}}}]", "'load' cannot be a model's name"),
         ("models: []\nextra: 1", "extra: is not an option"),
         ("models:\n- sources: {llamacpp: {path: m}}", "model number 1: id: field required"),
         (
