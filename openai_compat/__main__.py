@@ -78,9 +78,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             as_json=options.json,
         )
     if options.command == "conformance-table":
-        from openai_compat.conformance.compare import comparison
+        from openai_compat.conformance.compare import NoRun, comparison
 
-        print(comparison(options.files), end="")
+        try:
+            print(comparison(options.files), end="")
+        except NoRun as error:
+            print(error, file=sys.stderr)
+            return 2
         return 0
     return hash_token(new=options.new)
 

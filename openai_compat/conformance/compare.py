@@ -13,10 +13,21 @@ TITLES: Final = {"openai": "OpenAI's API", "extension": "This project's extensio
 Run = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
+class NoRun(Exception):
+    """A file that holds no run; the message names it and says why."""
+
+
 def comparison(files: Sequence[str]) -> str:
     """Markdown: how many of each, every behaviour with a mark for each server, and what was seen where one failed.
-    A file's stem is the server's name."""
-    runs = {Path(file).stem: _behaviours(file) for file in files}
+    A file's stem is the server's name. Raises: NoRun."""
+    runs: dict[str, Run] = {}
+    for file in files:
+        name = Path(file).stem
+        if name in runs:
+            raise NoRun(
+                f"{file}: another of the files is called {name!r}, and a table cannot tell them apart"
+            )
+        runs[name] = _behaviours(file)
     known = {key: entry for run in runs.values() for key, entry in run.items()}
     lines = ["| | Server | " + " | ".join(f"{mark} {result}" for result, mark in MARKS.items()) + " |"]
     lines += ["|---" * (len(MARKS) + 2) + "|"]
@@ -43,8 +54,17 @@ def _row(key: tuple[str, str], entry: Mapping[str, Any], runs: Mapping[str, Run]
 
 
 def _behaviours(file: str) -> Run:
-    behaviours = json.loads(Path(file).read_text())["behaviours"]
-    return {(entry["level"], entry["id"]): entry for entry in behaviours}
+    try:
+        behaviours = json.loads(Path(file).read_text("utf-8"))["behaviours"]
+        run = {(entry["level"], entry["id"]): entry for entry in behaviours}
+        is_run = all(entry["result"] in MARKS and entry["says"] + entry["seen"] for entry in behaviours)
+    except OSError as error:
+        raise NoRun(f"{file} cannot be read: {(error.strerror or str(error)).lower()}") from None
+    except (ValueError, LookupError, TypeError, RecursionError):
+        is_run = False
+    if not is_run:
+        raise NoRun(f"{file} is not what `conformance --json` writes")
+    return run
 
 
 def _cell(text: str) -> str:

@@ -334,3 +334,42 @@ def test_runs_are_compared_behaviour_by_behaviour(tmp_path: Path, capsys: pytest
     assert "| `special` special | ✓ | – |" in table
     assert "**theirs**\n\n- `even`: 1 is odd" in table
     assert "**ours**" not in table
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "cannot be read: no such file"),
+        ("# a page", "is not what"),
+        ("[]", "is not what"),
+        (
+            '{"behaviours": [{"id": "a", "level": "openai", "result": "odd", "says": "b", "seen": ""}]}',
+            "is not what",
+        ),
+    ],
+)
+def test_a_file_that_holds_no_run_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, says: str
+) -> None:
+    file = tmp_path / "run.json"
+    if text is not None:
+        file.write_text(text)
+
+    code = main(["conformance-table", str(file)])
+
+    assert code == 2
+    assert f"{file} {says}" in capsys.readouterr().err
+
+
+def test_two_runs_of_one_name_are_not_taken_for_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / folder / "ours.json" for folder in ("monday", "tuesday")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text('{"behaviours": []}')
+
+    code = main(["conformance-table", *map(str, files)])
+
+    assert code == 2
+    assert "another of the files is called 'ours'" in capsys.readouterr().err
