@@ -36,11 +36,19 @@ _ERRORS: Final = {
     "503": "The concurrency limit, or the backend cannot serve now; see Retry-After.",
     "504": "A deadline passed.",
 }
-_POST_ERRORS: Final = ("400", "401", "404", "408", "413", "415", "422", "429", "500", "501", "503", "504")
+_POST_ERRORS: Final = tuple(status for status in _ERRORS if status != "409")
 _GET_ERRORS: Final = ("401", "429")
 
 _COMPLETION_HEADERS: Final[Schema] = {
     "x-llm-backend": {"description": "The backend that answered.", "schema": {"type": "string"}},
+    "x-llm-queue-ms": {
+        "description": "How long the request waited for its turn, here and in the backend.",
+        "schema": {"type": "string"},
+    },
+    "x-llm-overhead-ms": {
+        "description": "What the service itself took, without waiting and without the backend.",
+        "schema": {"type": "string"},
+    },
     "x-llm-fallback-reason": {
         "description": "Why another model answered than the one asked for.",
         "schema": {"type": "string", "enum": list(FALLBACK_REASONS)},
@@ -109,8 +117,10 @@ def openapi_document() -> Schema:
             "/v1/score": {"post": _post("Score pairs of texts", "ScoreRequest", _answer("Scores"))},
             "/tokenize": {"post": _post("Tokens of a text", "TokenizeRequest", _answer("Tokens"))},
             "/detokenize": {"post": _post("Text of tokens", "DetokenizeRequest", _answer("TokenText"))},
-            "/v1/models": {"get": _get("List models", "ModelList", _BACKEND)},
-            "/v1/models/{id}": {"get": _get("Describe a model", "Model", _ID, errors=("401", "404", "429"))},
+            "/v1/models": {"get": _get("List models", "ModelList", _BACKEND, errors=("400", *_GET_ERRORS))},
+            "/v1/models/{id}": {
+                "get": _get("Describe a model", "Model", _ID, errors=("400", "404", *_GET_ERRORS))
+            },
             "/v1/models/load": {
                 "post": _post("Load a model", "LoadRequest", _answer("ModelOutcome", "LoadProgress"))
             },

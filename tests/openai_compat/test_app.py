@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from backends.base import Backend
+from openai_compat.errors import ROWS
 from tests.openai_compat.scripted_backend import Hang, ScriptedBackend
 from tests.openai_compat.wire import HELLO, Connection, call, chat, make_app
 
@@ -125,6 +126,16 @@ async def test_the_documented_ranges_are_the_contracts() -> None:
     assert chat_fields["n"]["maximum"] == 16
     assert "api_key" not in chat_fields
     assert schemas["CompletionRequest"]["required"] == ["prompt"]
+
+
+async def test_every_status_that_an_error_can_have_is_documented() -> None:
+    paths = (await call(make_app(), "GET", "/openapi.json")).json["paths"]
+
+    # 405 is for whoever does not read the documentation.
+    every = {str(row.status) for row in ROWS.values()} - {"405"}
+    assert {*paths["/v1/models/unload"]["post"]["responses"]} == every | {"200"}
+    assert {*paths["/v1/chat/completions"]["post"]["responses"]} == every - {"409"} | {"200"}
+    assert "400" in paths["/v1/models"]["get"]["responses"]
 
 
 async def test_the_docs_page_is_served() -> None:
