@@ -22,7 +22,7 @@ import bentoml
 import click
 from bentoml._internal.server.http.traffic import TimeoutMiddleware
 from starlette.applications import Starlette
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
 from adaptive_batching import AdaptiveBatcher
@@ -39,6 +39,9 @@ from openai_compat.access_log import open_access_log
 from openai_compat.app import create_app
 from openai_compat.config import WireConfig
 from openai_compat.media.limits import MediaLimits
+from openai_compat.paths import PROBES, normalise_path
+from openai_compat.request_id import HEADER as REQUEST_ID
+from openai_compat.request_id import request_id
 from preflight import (
     allow_open_files,
     check_callers,
@@ -271,6 +274,7 @@ gateway_app = create_app(
     config=WireConfig(
         default_backend=settings.default_backend or "",
         default_model=settings.default_model,
+        public_url=args.gateway.url,
         api_tokens=settings.api_token_bytes,
         api_tokens_file=settings.api_tokens_file,
         principals_file=settings.principals_file,
@@ -324,16 +328,27 @@ async def _drain_gateway() -> None:
 
 class _Front:
     """Sends everything but BentoML's own probes straight to the app: `/schema.json` and other routes of the parent
-    would stand open beside it, and an unknown path would get the parent's plain text."""
-
-    PROBES: Final = frozenset({"/livez", "/healthz", "/readyz"})
+    would stand open beside it, and an unknown path or method would get the parent's plain text."""
 
     def __init__(self, parent: ASGIApp) -> None:
         self._parent = parent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_ours = scope["type"] == "http" and scope["path"] not in self.PROBES
-        await (gateway_app if is_ours else self._parent)(scope, receive, send)
+        if scope["type"] != "http":
+            await self._parent(scope, receive, send)
+            return
+        path = normalise_path(scope["path"], scope.get("raw_path"))
+        if path not in PROBES or scope["method"] not in ("GET", "HEAD"):
+            await gateway_app(scope, receive, send)
+            return
+        named = (REQUEST_ID, request_id(scope["headers"]).encode())
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), named]
+            await send(message)
+
+        await self._parent({**scope, "path": path}, receive, send_named)
 
 
 @bentoml.service(

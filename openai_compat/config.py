@@ -20,6 +20,8 @@ class WireConfig:
     """Kind that serves a request whose model has no card of its own and that names no backend."""
     default_model: str | None = None
     """Card for `/v1/completions` without `model`; None takes the default backend's first card."""
+    public_url: str | None = None
+    """Where clients reach the service, for `/v1/info`; None: they know it."""
 
     api_tokens: tuple[bytes, ...] = field(default=(), repr=False)
     """Bearer tokens. With no token and no file the API is open."""

@@ -15,7 +15,9 @@ from starlette.routing import BaseRoute, compile_path
 from openai_compat.errors import MethodNotAllowed, NotFound
 
 MODEL_PREFIX = "/v1/models/"
-PUBLIC = frozenset({"/health", "/ready", "/metrics", "/livez", "/healthz", "/readyz"})
+PROBES = frozenset({"/livez", "/healthz", "/readyz"})
+"""What whoever serves the app answers itself; the app only knows that they are there, and who may not do what."""
+PUBLIC = frozenset({"/health", "/ready", "/metrics"}) | PROBES
 """Routes without a token and without a rate limit. (`/metrics` may ask for a token, but never has a
 limit.)"""
 
@@ -76,8 +78,8 @@ class RouteTable:
 
     @classmethod
     def of(cls, routes: Iterable[BaseRoute]) -> RouteTable:
-        """The table of an app's `routes`."""
-        return cls(_walk(routes))
+        """The table of an app's `routes`, and of the probes."""
+        return cls([*_walk(routes), *((path, ("GET",)) for path in PROBES)])
 
     def find(self, path: str) -> Route:
         """The route of a normalised path. Raises NotFound."""

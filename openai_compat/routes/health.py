@@ -51,7 +51,8 @@ async def info(request: Request) -> Response:
     """The service's own description."""
     gateway = _gateway(request)
     models = await list_models(gateway, None)
-    return json_response(describe_service(models, list(gateway.backends)))
+    url = gateway.config.public_url
+    return json_response(describe_service(models, list(gateway.backends), url=url))
 
 
 def _gateway(request: Request) -> Gateway:

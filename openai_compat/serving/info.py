@@ -36,8 +36,11 @@ FUNCTIONS: Final = (
 """Name, method, path, what it does, whether it can stream."""
 
 
-def describe_service(models: Sequence[dict[str, Any]], backends: Sequence[str]) -> dict[str, Any]:
-    """`resource`, `models` (those of `GET /v1/models`) and `functions` (one per endpoint)."""
+def describe_service(
+    models: Sequence[dict[str, Any]], backends: Sequence[str], *, url: str | None = None
+) -> dict[str, Any]:
+    """`resource`, `models` (those of `GET /v1/models`) and `functions` (one per endpoint). `url` is where clients reach
+    all of it, if that is known."""
     return {
         "resource": {
             "name": SERVICE_NAME,
@@ -47,6 +50,7 @@ def describe_service(models: Sequence[dict[str, Any]], backends: Sequence[str]) 
             "description": SERVICE_DESCRIPTION,
             "backends": list(backends),
             "openapi": "/openapi.json",
+            **({} if url is None else {"url": url}),
         },
         "models": list(models),
         "functions": [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -134,3 +135,11 @@ async def test_info_names_the_service_its_models_and_its_routes() -> None:
         for method in getattr(route, "methods", None) or ()
     }
     assert paths <= served
+
+
+async def test_info_tells_the_address_where_the_operator_named_one() -> None:
+    async def resource(**config: str) -> Any:
+        return (await call(make_app(**config), "GET", "/v1/info")).json["resource"]
+
+    assert (await resource(public_url="https://llm.example"))["url"] == "https://llm.example"
+    assert "url" not in await resource()

@@ -25,6 +25,24 @@ def test_only_the_probes_of_the_parent_are_reachable(start: Start) -> None:
     assert without.status_code == 401
 
 
+def test_a_probe_is_a_route_like_any_other(start: Start) -> None:
+    instance = start(LLM_DEFAULT_BACKEND="fake", LLM_API_TOKENS="secret-token")
+
+    with httpx.Client(base_url=instance.base_url) as client:
+        named = client.get("/readyz", headers={"X-Request-ID": "mine"})
+        slashes = [
+            client.get(f"{instance.base_url}{path}").status_code for path in ("/livez/", "//readyz", "/healthz//")
+        ]
+        head = client.head("/livez")
+        wrong = client.post("/livez")
+
+    assert (named.status_code, named.headers["x-request-id"]) == (200, "mine")
+    assert slashes == [200, 200, 200]
+    assert (head.status_code, head.content) == (200, b"")
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert wrong.headers["allow"] == "GET, HEAD, OPTIONS"
+
+
 @pytest.mark.parametrize("header", ["203.0.113.9", "127.0.0.1"])
 def test_a_forwarded_address_is_not_believed_from_a_peer_that_is_no_proxy(start: Start, header: str) -> None:
     instance = start(LLM_DEFAULT_BACKEND="fake", LLM_RATE_LIMIT_RPS="0.01", LLM_RATE_LIMIT_BURST="3")
