@@ -52,7 +52,7 @@ class PromptKind(Kind):
         if not check_length(value, 1, MAX_PROMPT_TOKENS, loc, problems):
             return INVALID
         kinds = {type(item) for item in value}
-        if kinds == {int}:
+        if kinds <= {int, float}:
             return self._list(self._tokens.check(value, loc, problems))
         if not check_length(value, 1, self._max_prompts, loc, problems):
             return INVALID

@@ -64,7 +64,7 @@ def _check_content(message: dict[str, Any], role: str, index: int, loc: Loc, pro
     elif type(content) is list:
         if _PARTS.check(content, at, problems) is INVALID:
             return
-        empty = all(part["type"] == "text" and not part["text"] for part in content)
+        empty = all(part["type"] not in MEDIA_PARTS and not part[part["type"]] for part in content)
     else:
         problems.add("string_type", at, "Input should be a string or a list of content parts", content)
         return

@@ -30,7 +30,8 @@ def param(**fields: Any) -> str | None:
         ("a", ["a"]),
         (["a", "b"], ["a", "b"]),
         ([1, 2], [[1, 2]]),
-        ([[1, 2], [3]], [[1, 2], [3]]),
+        ([1.0, 2], [[1, 2]]),
+        ([[1, 2], [3.0]], [[1, 2], [3]]),
     ],
 )
 def test_a_prompt_is_text_or_tokens_once_or_several_times(prompt: Any, prompts: list[Any]) -> None:
@@ -48,7 +49,7 @@ def test_a_prompt_is_text_or_tokens_once_or_several_times(prompt: Any, prompts: 
         ({}, "prompt"),
         (["a", 1], "prompt"),
         ([1, True], "prompt"),
-        ([1, 2.5], "prompt"),
+        ([1, 2.5], "prompt.1"),
         ([["a"]], "prompt.0.0"),
         ([[1], []], "prompt.1"),
         (["a", ""], "prompt.1"),

@@ -51,7 +51,14 @@ def call(arguments: Any = "{}", **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "content", ["", [], [{"type": "text", "text": ""}], [{"type": "text", "text": ""}] * 2]
+    "content",
+    [
+        "",
+        [],
+        [{"type": "text", "text": ""}],
+        [{"type": "text", "text": ""}] * 2,
+        [{"type": "text", "text": ""}, {"type": "refusal", "refusal": ""}],
+    ],
 )
 def test_an_empty_user_message_is_refused_in_these_words(content: Any) -> None:
     found = entries(USER, {"role": "user", "content": content})
