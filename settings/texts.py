@@ -130,12 +130,24 @@ def _media_host(item: str) -> str:
 
 
 def origins(value: object) -> object:
+    """As browsers write them, since they are compared as text: in lower case, without the port that the scheme has
+    anyway."""
     found = items(value)
-    for item in found if isinstance(found, tuple) else ():
-        parts = urlsplit(item)
-        if item != "*" and (not parts.scheme or not parts.netloc or parts.path or parts.query):
-            raise ValueError(f"{item!r} is not an origin")
-    return found
+    return tuple(map(_origin, found)) if isinstance(found, tuple) else found
+
+
+def _origin(item: str) -> str:
+    if item == "*":
+        return item
+    parts = _ORIGIN.fullmatch(item.lower())
+    if parts is None:
+        raise ValueError(f"{item!r} is not an origin")
+    scheme, host, port = parts.groups()
+    return f"{scheme}://{host}" + ("" if port is None or port == _OWN_PORTS.get(scheme) else port)
+
+
+_ORIGIN: Final = re.compile(r"([a-z][a-z0-9+.-]*)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?")
+_OWN_PORTS: Final = {"http": ":80", "https": ":443"}
 
 
 def url(*schemes: str) -> Callable[[object], object]:
@@ -143,7 +155,9 @@ def url(*schemes: str) -> Callable[[object], object]:
         if isinstance(value, str):
             parts = urlsplit(value)
             place = parts.path if parts.scheme == "file" else parts.hostname
-            if parts.scheme not in schemes or not place or "@" in parts.netloc:
+            # What is asked for is put behind it.
+            has_end = bool(parts.query or parts.fragment)
+            if parts.scheme not in schemes or not place or "@" in parts.netloc or has_end:
                 raise ValueError("it is not such an address")
             _ = parts.port  # raises ValueError for a port that is none
             return value.rstrip("/")

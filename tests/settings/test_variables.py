@@ -44,6 +44,11 @@ def test_the_defaults_are_those_of_the_api_documentation() -> None:
             ("https://a.example", "http://localhost:3000"),
         ),
         ("LLM_CORS_ORIGINS", "*", ("*",)),
+        (
+            "LLM_CORS_ORIGINS",
+            "HTTPS://A.Example:443,http://[::1]:80,http://b:8080",
+            ("https://a.example", "http://[::1]", "http://b:8080"),
+        ),
         ("LLM_METRICS_AUTH", "true", True),
         ("LLM_VLLM_DISABLE_THINKING", "false", False),
         ("LLM_VLLM_BASE_URL", "http://gpu:8000/v1/", ("http://gpu:8000/v1",)),
@@ -109,10 +114,27 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
         *(("LLM_REQUEST_TIMEOUT_S", value) for value in ("0", "-5", "inf")),
         *(("LLM_MAX_BODY_BYTES", value) for value in ("0", "16M", "67108865")),
         *(("LLM_TRUSTED_PROXIES", value) for value in ("10.0.0.0/99", "proxy.example")),
-        *(("LLM_CORS_ORIGINS", value) for value in ("example.com", "https://a.example/path")),
+        *(
+            ("LLM_CORS_ORIGINS", value)
+            for value in (
+                "example.com",
+                "https://a.example/path",
+                "https://*.example",
+                "https://a b",
+                "https://u@a.example",
+                "https://ä.example",
+            )
+        ),
         *(
             ("LLM_VLLM_BASE_URL", value)
-            for value in ("gpu:8000", "file:///x", "http://", "http://u:p@h/v1", "http://h:x")
+            for value in (
+                "gpu:8000",
+                "file:///x",
+                "http://",
+                "http://u:p@h/v1",
+                "http://h:x",
+                "http://h/v1?a=b",
+            )
         ),
         *(("LLM_LLAMACPP_URL", value) for value in ("ftp://h", "/run/x.sock")),
         *(
