@@ -31,7 +31,8 @@ def test_a_probe_is_a_route_like_any_other(start: Start) -> None:
     with httpx.Client(base_url=instance.base_url) as client:
         named = client.get("/readyz", headers={"X-Request-ID": "mine"})
         slashes = [
-            client.get(f"{instance.base_url}{path}").status_code for path in ("/livez/", "//readyz", "/healthz//")
+            client.get(f"{instance.base_url}{path}").status_code
+            for path in ("/livez/", "//readyz", "/healthz//")
         ]
         head = client.head("/livez")
         wrong = client.post("/livez")
