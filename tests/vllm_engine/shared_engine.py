@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -80,11 +81,23 @@ class SharedLoader(VLLMLoader):
 
 
 @contextmanager
-def running(vllm_python: str, weights: Path, folder: Path) -> Iterator[Served]:
-    """The engine, in `folder`, whose path is short: a socket lies there."""
+def running(
+    vllm_python: str, weights: Path, folder: Path, *, thinks_as: str | None = None
+) -> Iterator[Served]:
+    """The engine, in `folder`, whose path is short: a socket lies there. `thinks_as`: its parser of thoughts."""
     file = folder / "catalogue.yaml"
-    own = "{tool_call_parser: hermes}"
-    file.write_text(f"models: [{{id: {MODEL}, sources: {{vllm: {{path: {weights}}}}}, vllm: {own}}}]")
+    own = {"tool_call_parser": "hermes"}
+    capabilities = ["chat", "completion", "tools"]
+    if thinks_as is not None:
+        own["reasoning_parser"] = thinks_as
+        capabilities.append("reasoning")
+    card = {
+        "id": MODEL,
+        "sources": {"vllm": {"path": str(weights)}},
+        "capabilities": capabilities,
+        "vllm": own,
+    }
+    file.write_text(json.dumps({"models": [card]}))
     catalogue = Catalogue.load(file)
     home = folder / "e"
     home.mkdir()
