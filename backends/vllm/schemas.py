@@ -29,7 +29,8 @@ _OF_TYPE: Final = (
 )
 """Not looked at without a `type` beside them."""
 _FIRST: Final = ("$ref", "const", "enum", "anyOf", "oneOf")
-"""Of these the first that is there is looked at, and nothing beside it."""
+"""Of these the first that is there is looked at, and nothing beside it; so is an `allOf` of one, which alone is not
+handed on to another compiler."""
 _BESIDE: Final = frozenset(_OF_TYPE) | {
     "properties",
     "required",
@@ -105,9 +106,15 @@ def _dropped(schema: dict[str, Any], root: dict[str, Any]) -> str | None:
     alone = next((key for key in _OF_TYPE if key in schema), None)
     if alone is not None and not types:
         return alone
-    if "required" in schema and not types and "properties" not in schema and schema["required"]:
+    properties = schema.get("properties")
+    known = properties.keys() if isinstance(properties, dict) else ()
+    if any(name not in known for name in _list(schema.get("required"))):
         return "required"
-    first = next((key for key in _FIRST if key in schema), None)
+    if types and not all(_has_type(value, types) for value in _values(schema) or ()):
+        return "type"
+    first: str | None = next((key for key in _FIRST if key in schema), None)
+    if first is None and len(_list(schema.get("allOf"))) == 1:
+        first = "allOf"
     if first is not None:
         beside = next((key for key in schema if key in _BESIDE and key != first), None)
         if beside is not None:
@@ -122,6 +129,16 @@ def _types(schema: dict[str, Any]) -> set[str]:
     found = schema.get("type")
     names = found if isinstance(found, list) else [found]
     return {name for name in names if isinstance(name, str)}
+
+
+def _has_type(value: Any, types: set[str]) -> bool:
+    if value is None or isinstance(value, bool):
+        return ("null" if value is None else "boolean") in types
+    if isinstance(value, int | float):
+        is_whole = isinstance(value, int) or value.is_integer()
+        return "number" in types or ("integer" in types and is_whole)
+    name = "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
+    return name in types
 
 
 def _are_apart(one: Any, other: Any, root: dict[str, Any]) -> bool:
