@@ -119,6 +119,13 @@ def _dropped(schema: dict[str, Any], root: dict[str, Any]) -> str | None:
         beside = next((key for key in schema if key in _BESIDE and key != first), None)
         if beside is not None:
             return beside
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference != "#" and not reference.startswith("#/"):
+        return "$ref"
+    if types and first in ("$ref", "anyOf", "oneOf", "allOf"):
+        parts = [schema] if first == "$ref" else _list(schema[first])
+        if not all(_is_within(_resolved(part, root), types) for part in parts):
+            return "type"
     options = schema.get("oneOf")
     if isinstance(options, list) and not all(_are_apart(a, b, root) for a, b in combinations(options, 2)):
         return "oneOf"
@@ -129,6 +136,18 @@ def _types(schema: dict[str, Any]) -> set[str]:
     found = schema.get("type")
     names = found if isinstance(found, list) else [found]
     return {name for name in names if isinstance(name, str)}
+
+
+def _is_within(schema: dict[str, Any], types: set[str]) -> bool:
+    """What the compiler takes for it has one of these types, as far as it says so itself."""
+    values, own = _values(schema), _types(schema)
+    if values is not None:
+        return all(_has_type(value, types) for value in values)
+    if any(key in schema for key in ("$ref", "anyOf", "oneOf", "allOf")):
+        return False
+    if not own and any(key in schema for key in ("properties", "additionalProperties", "patternProperties")):
+        own = {"object"}
+    return bool(own) and all(name in types or (name == "integer" and "number" in types) for name in own)
 
 
 def _has_type(value: Any, types: set[str]) -> bool:
