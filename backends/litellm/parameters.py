@@ -239,11 +239,8 @@ def _set_n(request: GenerationRequest, deployment: Deployment, arguments: dict[s
 
 
 def _prompt_arguments(request: GenerationRequest, prompt: Prompt, deployment: Deployment) -> dict[str, Any]:
-    if isinstance(prompt, TextPrompt):
-        return {"prompt": prompt.text}
-    if isinstance(prompt, TokenPrompt):
-        _check_ids(prompt)
-        return {"prompt": list(prompt.token_ids)}
+    if not isinstance(prompt, ChatPrompt):
+        return _text_arguments(request, prompt)
     _check_template(request, prompt, deployment)
     arguments: dict[str, Any] = {"messages": own_messages(prompt.messages)}
     if prompt.tools:
@@ -267,6 +264,16 @@ def _prompt_arguments(request: GenerationRequest, prompt: Prompt, deployment: De
             raise _refused(request, "reasoning_effort")
         arguments["reasoning_effort"] = request.reasoning_effort
     return arguments
+
+
+def _text_arguments(request: GenerationRequest, prompt: TextPrompt | TokenPrompt) -> dict[str, Any]:
+    for name in ("response_format", "structured_outputs"):  # no provider's text completions know them
+        if getattr(request, name):
+            raise _refused(request, name)
+    if isinstance(prompt, TextPrompt):
+        return {"prompt": prompt.text}
+    _check_ids(prompt)
+    return {"prompt": list(prompt.token_ids)}
 
 
 def _check_ids(prompt: TokenPrompt) -> None:

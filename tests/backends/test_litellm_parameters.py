@@ -304,6 +304,16 @@ def test_a_vllm_of_ones_own_gets_structured_outputs_as_they_are():
     assert arguments["extra_body"] == {"top_k": 3, "structured_outputs": {"regex": "a+"}}
 
 
+@pytest.mark.parametrize("prompt", [TEXT, TokenPrompt(token_ids=[1, 2])])
+@pytest.mark.parametrize(
+    "asked", [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}]
+)
+def test_a_text_completion_has_no_form_of_answer(prompt: Prompt, asked: dict[str, Any]):
+    completes = Deployment(provider="text-completion-openai", model="m", supported=OPENAI, mode="completion")
+
+    assert refused(completes, prompt, **asked) == next(iter(asked))
+
+
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
 @pytest.mark.parametrize(
     "option",
