@@ -65,7 +65,7 @@ async def test_each_form_of_input_reaches_the_backend(value: Any, inputs: list[A
         ([[1], []], "input.1"),
         (["a", 1], "input"),
         ([1, "a"], "input"),
-        ([1.5], "input"),
+        ([1.5], "input.0"),
         ([True], "input"),
         ([-1], "input.0"),
         ([None], "input"),
