@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -123,6 +124,11 @@ class Api:
     def entry(self) -> dict[str, Any]:
         """The list's entry of the model under test."""
         return next(entry for entry in self.models() if entry["id"] == self.model)
+
+    @cached_property
+    def unending(self) -> dict[str, Any]:
+        """The field that keeps an answer from ending by itself, where the server takes it: OpenAI's API has none."""
+        return {"ignore_eos": True} if self.chat(max_tokens=1, ignore_eos=True).status_code == 200 else {}
 
     def assert_alive(self) -> None:
         """The server still answers a plain chat."""

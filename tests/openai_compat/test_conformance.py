@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
+import httpx
 import pytest
 
 from openai_compat.__main__ import main
@@ -373,3 +374,17 @@ def test_two_runs_of_one_name_are_not_taken_for_one(
 
     assert code == 2
     assert "another of the files is called 'ours'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("status", "fields"), [(200, {"ignore_eos": True}), (400, {}), (422, {})])
+def test_long_answers_are_asked_for_by_ignore_eos_where_a_server_takes_it(
+    status: int, fields: dict[str, Any]
+) -> None:
+    api = Api("http://server", "m")
+    api.http.close()
+    api.http = httpx.Client(
+        base_url="http://server", transport=httpx.MockTransport(lambda _: httpx.Response(status, json={}))
+    )
+
+    with api.http:
+        assert api.unending == fields

@@ -15,7 +15,7 @@ LONG = "Count from one to a thousand."
 
 def leave(api: Api, number: int, *, stream: bool, after_bytes: int) -> None:
     """Start that many long answers and close every connection, after its first bytes or while it waits."""
-    body = encode(api.chat_body(LONG, max_tokens=1000, ignore_eos=True, stream=stream))
+    body = encode(api.chat_body(LONG, max_tokens=1000, stream=stream, **api.unending))
     headers = api.auth | {"Content-Type": "application/json", "Content-Length": str(len(body))}
     connections = [api.connect() for _ in range(number)]
     for connection in connections:

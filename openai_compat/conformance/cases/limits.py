@@ -150,9 +150,11 @@ def limits_sdk_recovers__forty_five_calls_come_through_and_some_were_held_back(l
 @extension
 @within(180)
 def limits_concurrency_503__what_is_over_the_limit_is_refused_at_once(service: Api) -> None:
+    fields: dict[str, Any] = {"max_tokens": 64, "stream": True, **service.unending}
+
     def long_stream() -> tuple[httpx.Response, float]:
         started = time.monotonic()
-        response = service.chat("Count from one to a thousand.", max_tokens=64, stream=True, ignore_eos=True)
+        response = service.chat("Count from one to a thousand.", **fields)
         return response, time.monotonic() - started
 
     results = side_by_side([long_stream] * 16)
