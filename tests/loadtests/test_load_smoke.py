@@ -135,7 +135,14 @@ def test_interrupted_run_still_makes_its_report(host: str, tmp_path: Path, how: 
     settings = {"TOKEN": TOKEN, "OVER_LIMIT_TOKEN": LIMITED_TOKEN, **PARTS[0][1]}
     environment = {**os.environ, **{f"LOADTESTS_{name}": value for name, value in settings.items()}}
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A shell's background job ignores SIGINT, and so would whatever it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
