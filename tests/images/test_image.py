@@ -38,9 +38,9 @@ def _first_token_s(container: Container) -> float:
 
 
 def test_the_first_token_comes_within_six_seconds_of_the_start(start: Start) -> None:
-    """The best of three: what else the machine does is not the image's doing."""
+    """The best of five: what else the machine does is not the image's doing."""
     times = []
-    for _ in range(3):
+    for _ in range(5):
         container = start(wait=False)
         times.append(_first_token_s(container))
         container.stop()
